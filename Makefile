@@ -1,0 +1,52 @@
+# make train [CONFIG=configs/ppo/cartpole.yaml]   make test   make lint   make accept   make bench
+PYTHON ?= python3
+CONFIG ?= configs/ppo/cartpole.yaml
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/pip --disable-pip-version-check install --quiet --constraint constraints.txt
+EXTRAS := dev,atari,mujoco,box2d
+
+.PHONY: train test lint format accept bench docs clean
+.DELETE_ON_ERROR:
+
+train: $(VENV)/.core
+	$(BIN)/rl-training train --config $(CONFIG)
+
+# Small networks lose time to a second thread; see num_threads in docs/config.md.
+test: export OMP_NUM_THREADS := 1
+test: $(VENV)/.dev
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(VENV)/.dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+accept: export OMP_NUM_THREADS := 1
+accept: $(VENV)/.dev
+	$(BIN)/python benchmarks/accept.py
+
+bench: export OMP_NUM_THREADS := 1
+bench: $(VENV)/.dev
+	$(BIN)/python benchmarks/ppo_cartpole.py
+
+docs: $(VENV)/.dev
+	$(BIN)/rl-training config reference > docs/config.md
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.core: $(VENV)/bin/python pyproject.toml constraints.txt
+	$(PIP) --editable .
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/bin/python pyproject.toml constraints.txt
+	$(PIP) --editable ".[$(EXTRAS)]"
+	@touch $(VENV)/.core $@
+
+clean:
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache build src/*.egg-info

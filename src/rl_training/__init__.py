@@ -1,0 +1,77 @@
+"""Reinforcement learning from one YAML file: every number that shapes training can be scheduled."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rl_training.config import ConfigError, TrainConfig
+    from rl_training.runtime.checkpoints import CheckpointError
+    from rl_training.runtime.controls import (
+        resolve_clip_coefficient,
+        resolve_entropy_coefficient,
+        resolve_num_simulations,
+        resolve_temperature,
+    )
+    from rl_training.runtime.loading import load_config
+    from rl_training.runtime.policy import Policy
+    from rl_training.runtime.run import TrainingInterrupted, TrainResult
+    from rl_training.runtime.workflows import (
+        ALGORITHMS,
+        evaluate_checkpoint,
+        load_policy,
+        predict_checkpoint,
+        resume_training,
+        train,
+    )
+
+_HOMES = {
+    "ConfigError": "config",
+    "TrainConfig": "config",
+    "CheckpointError": "runtime.checkpoints",
+    "resolve_clip_coefficient": "runtime.controls",
+    "resolve_entropy_coefficient": "runtime.controls",
+    "resolve_num_simulations": "runtime.controls",
+    "resolve_temperature": "runtime.controls",
+    "load_config": "runtime.loading",
+    "Policy": "runtime.policy",
+    "TrainResult": "runtime.run",
+    "TrainingInterrupted": "runtime.run",
+    "ALGORITHMS": "runtime.workflows",
+    "evaluate_checkpoint": "runtime.workflows",
+    "load_policy": "runtime.workflows",
+    "predict_checkpoint": "runtime.workflows",
+    "resume_training": "runtime.workflows",
+    "train": "runtime.workflows",
+}
+__all__ = [
+    "ALGORITHMS",
+    "CheckpointError",
+    "ConfigError",
+    "Policy",
+    "TrainConfig",
+    "TrainResult",
+    "TrainingInterrupted",
+    "evaluate_checkpoint",
+    "load_config",
+    "load_policy",
+    "predict_checkpoint",
+    "resolve_clip_coefficient",
+    "resolve_entropy_coefficient",
+    "resolve_num_simulations",
+    "resolve_temperature",
+    "resume_training",
+    "train",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import on first use: torch costs seconds, and `rl-training --help` needs none of it."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,3 @@
+from rl_training.cli import main
+
+main()

@@ -1,0 +1,56 @@
+"""Advantage actor-critic: one gradient step per rollout (Mnih et al., arXiv:1602.01783)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch.nn.functional as F
+
+from rl_training.algorithms.actor_critic import (
+    ActorCriticAlgorithm,
+    ActorCriticHyperparameters,
+    mean_entropy,
+    total_loss,
+)
+from rl_training.algorithms.base import scalar, setting
+from rl_training.algorithms.optim import Adam, FlatParameters, MeanMetrics, Optimizer, RMSprop, gradient_step
+from rl_training.data.rollout import Rollout
+from rl_training.types import Batch, Metrics
+
+
+@dataclass(frozen=True)
+class A2CHyperparameters(ActorCriticHyperparameters):
+    num_steps: int = setting(5, "environment steps per rollout, in each environment", low=1)
+    learning_rate: float = scalar(7e-4, "step size of the optimizer")
+    gae_lambda: float = scalar(1.0, "decay of the advantage's trace: 0 is TD, 1 is the whole return", high=1.0)
+    optimizer: Literal["rmsprop", "rmsprop_tf", "adam"] = setting("rmsprop", "rmsprop_tf: as published for Atari")
+    rmsprop_alpha: float = setting(0.99, "decay of RMSprop's mean square", low=0.0, high=1.0)
+    rmsprop_eps: float = setting(1e-5, "keeps RMSprop from dividing by zero", low=0.0)
+
+
+class A2C(ActorCriticAlgorithm):
+    Hyperparameters = A2CHyperparameters
+    hp: A2CHyperparameters
+
+    def make_optimizer(self, parameters: FlatParameters) -> Optimizer:
+        hp = self.hp
+        if hp.optimizer == "adam":
+            return Adam(parameters)
+        return RMSprop(parameters, alpha=hp.rmsprop_alpha, eps=hp.rmsprop_eps, tf_style=hp.optimizer == "rmsprop_tf")
+
+    def learned_from(self, batch: Batch) -> Batch:
+        return {key: batch[key] for key in ("obs", "action")}
+
+    def update(self, rollout: Rollout) -> Metrics:
+        hp, metrics = self.hp, MeanMetrics()
+        batch, report = self.learning_batch(rollout)
+        policy, value = self.model(batch["obs"])
+        policy_loss = -(policy.log_prob(batch["action"]) * batch["advantage"]).mean()
+        value_loss = F.mse_loss(value, batch["target"])
+        entropy = mean_entropy(policy, hp.ent_coef)
+        loss = total_loss(policy_loss, value_loss, entropy, hp)
+        norm = gradient_step(self.optimizer, loss, lr=hp.learning_rate, max_grad_norm=hp.max_grad_norm)
+        metrics.add(policy_loss=policy_loss, value_loss=value_loss, entropy=entropy, grad_norm=norm)
+        self.gradient_steps += 1
+        return report | metrics.mean()

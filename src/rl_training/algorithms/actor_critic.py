@@ -1,0 +1,129 @@
+"""What the on-policy algorithms share: a policy and value function that act, GAE, one optimizer, the state to save."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rl_training.algorithms.base import Tunable, scalar, setting
+from rl_training.algorithms.optim import Adam, FlatParameters, Optimizer
+from rl_training.data.batch import flatten, to_device
+from rl_training.data.rollout import Rollout
+from rl_training.models.acting import make_acting
+from rl_training.models.actor_critic import ActorCritic
+from rl_training.ops.distributions import Distribution
+from rl_training.ops.returns import gae
+from rl_training.types import Array, Batch, Decision, Metrics, Observation, State
+
+
+@dataclass(frozen=True)
+class ActorCriticHyperparameters:
+    num_steps: int = setting(128, "environment steps per rollout, in each environment", low=1)
+    hidden_sizes: tuple[int, ...] = setting((64, 64), "hidden layers of policy and value; unused for a single image")
+    activation: Literal["tanh", "relu", "elu", "silu"] = setting("tanh", "activation of the hidden layers")
+    log_std_init: float = setting(0.0, "log of the initial standard deviation of continuous actions")
+    deterministic_eval: bool = setting(True, "evaluate the most likely action; False: sample, as is usual for Atari")
+    learning_rate: float = scalar(3e-4, "step size of the optimizer")
+    gamma: float = scalar(0.99, "discount per step", high=1.0)
+    gae_lambda: float = scalar(0.95, "decay of the advantage's trace: 0 is TD, 1 is the whole return", high=1.0)
+    ent_coef: float = scalar(0.0, "weight of the entropy bonus")
+    vf_coef: float = scalar(0.5, "weight of the value loss, the mean squared error")
+    max_grad_norm: float | None = scalar(0.5, "longer gradients are scaled down to this norm; None: never")
+
+
+class ActorCriticAlgorithm(Tunable):
+    hp: Any
+    gradient_steps: int = 0
+
+    def __init__(
+        self,
+        model: ActorCritic,
+        hp: ActorCriticHyperparameters,
+        *,
+        rng: np.random.Generator,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.hp, self.rng, self.device = hp, rng, torch.device(device)
+        self.model = model.to(self.device)
+        self.num_parameters = sum(p.numel() for p in model.parameters())
+        self.optimizer = self.make_optimizer(FlatParameters(self.model.parameters()))
+        self.acting = make_acting(self.model)
+
+    def make_optimizer(self, parameters: FlatParameters) -> Optimizer:
+        return Adam(parameters)
+
+    def act(self, obs: Observation, memory: Any, *, explore: bool, rng: np.random.Generator) -> Decision:
+        policy, value = self.acting(obs)
+        explore = explore or not self.hp.deterministic_eval
+        action = policy.sample(policy.noise(rng)) if explore else policy.mode
+        logprob = policy.log_prob(action)
+        if isinstance(action, Tensor):
+            action, logprob = action.numpy(), logprob.numpy()
+        return Decision(action, memory, {"logprob": logprob, "value": value})
+
+    def learning_batch(self, rollout: Rollout) -> tuple[Batch, Metrics]:
+        """The rollout as a flat batch on the device, with `advantage` and the value's `target`; some metrics."""
+        data = rollout.arrays
+        advantage = self.advantages(rollout)
+        target = advantage + data["value"]
+        extra = {"advantage": torch.from_numpy(advantage), "target": torch.from_numpy(target)}
+        batch = to_device(flatten({**self.learned_from(rollout.batch), **extra}), self.device)
+        return batch, {"explained_variance": explained_variance(data["value"], target)}
+
+    def learned_from(self, batch: Batch) -> Batch:
+        """The entries that the loss reads."""
+        return {key: batch[key] for key in ("obs", "action", "logprob", "value")}
+
+    def advantages(self, rollout: Rollout) -> Array:
+        """[T, N] advantages of the actions taken."""
+        data = rollout.arrays
+        _, _, after = rollout.ends()
+        return gae(
+            data["reward"],
+            data["value"],
+            rollout.next_value(data["value"], self.values(after["obs"]) if after else np.empty(0, np.float32)),
+            data["terminated"],
+            data["truncated"],
+            gamma=self.hp.gamma,
+            gae_lambda=self.hp.gae_lambda,
+        )
+
+    @torch.no_grad()
+    def values(self, obs: Any) -> Array:
+        """[M] values of observations [M, ...]."""
+        value: Array = self.model.value(to_device(obs, self.device)).cpu().numpy()
+        return value
+
+    def state_dict(self) -> State:
+        return {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "rng": self.rng.bit_generator.state,
+            "gradient_steps": self.gradient_steps,
+        }
+
+    def load_state_dict(self, state: State) -> None:
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.rng.bit_generator.state = state["rng"]
+        self.gradient_steps = state["gradient_steps"]
+
+
+def mean_entropy(policy: Distribution, ent_coef: float) -> Tensor:
+    with torch.set_grad_enabled(ent_coef != 0):  # without weight it is only reported
+        return cast(Tensor, policy.entropy().mean())
+
+
+def total_loss(policy_loss: Tensor, value_loss: Tensor, entropy: Tensor, hp: ActorCriticHyperparameters) -> Tensor:
+    loss = policy_loss + hp.vf_coef * value_loss
+    return loss - hp.ent_coef * entropy if hp.ent_coef else loss
+
+
+def explained_variance(value: Array, target: Array) -> float:
+    """1 - Var[target - value] / Var[target]: 1 is perfect, 0 as good as a constant."""
+    variance = float(target.var())
+    return 1.0 - float((target - value).var()) / variance if variance > 0 else 0.0

@@ -1,0 +1,73 @@
+"""What every algorithm is: numbers it declares, something that acts, something that learns, a state to save."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any, ClassVar, Protocol, TypeVar
+
+import numpy as np
+
+from rl_training.data.rollout import Rollout
+from rl_training.types import Decision, Metrics, Observation, State
+
+T = TypeVar("T")
+
+
+def scalar(default: float | None, help: str, *, low: float = 0.0, high: float = math.inf) -> Any:
+    """Declare a schedulable number with its default, bounds (inclusive) and meaning. None: switched off."""
+    return dataclasses.field(default=default, metadata={"scalar": True, "low": low, "high": high, "help": help})
+
+
+def setting(default: T, help: str, *, low: float = -math.inf, high: float = math.inf) -> T:
+    """Declare what is fixed for a whole run: sizes, switches, choices (annotate those as Literal)."""
+    metadata = {"scalar": False, "low": low, "high": high, "help": help}
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def scalar_names(hyperparameters: type) -> tuple[str, ...]:
+    """The schedulable fields of a Hyperparameters class, in order of declaration."""
+    return tuple(f.name for f in dataclasses.fields(hyperparameters) if f.metadata.get("scalar"))
+
+
+class Algorithm(Protocol):
+    hp: Any  # the hyperparameters in force now; the run replaces it as training advances
+    gradient_steps: int
+    num_parameters: int
+
+    def act(self, obs: Observation, memory: Any, *, explore: bool, rng: np.random.Generator) -> Decision:
+        """Choose actions for N environments; all randomness comes from `rng`, which belongs to the caller."""
+        ...
+
+    def update(self, rollout: Rollout) -> Metrics:
+        """On-policy: learn from one rollout [T, N, ...]."""
+        ...
+
+    def state_dict(self) -> State: ...
+    def load_state_dict(self, state: State) -> None: ...
+
+
+class hyperparameter:
+    """Lets `algorithm.clip_coef` stand for `algorithm.hp.clip_coef`, read or written."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, algorithm: Any, owner: type | None = None) -> Any:
+        return self if algorithm is None else getattr(algorithm.hp, self.name)
+
+    def __set__(self, algorithm: Any, value: float) -> None:
+        algorithm.hp = dataclasses.replace(algorithm.hp, **{self.name: value})
+
+
+class Tunable:
+    """Gives an algorithm an attribute for every scalar of its `Hyperparameters`: `algorithm.clip_coef`, ..."""
+
+    Hyperparameters: ClassVar[type]
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        for name in scalar_names(cls.Hyperparameters) if "Hyperparameters" in vars(cls) else ():
+            attribute = hyperparameter()
+            attribute.__set_name__(cls, name)
+            setattr(cls, name, attribute)

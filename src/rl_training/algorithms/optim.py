@@ -1,0 +1,141 @@
+"""Gradient steps on all parameters as one vector, and the averaging of what an update reports.
+
+One vector makes clipping one norm and an optimizer one kernel. Nothing here needs `torch.optim`, whose import takes
+longer than that of the rest of torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from rl_training.types import Metrics, State
+
+_ALIGNMENT = 16  # elements: parameters start at multiples of 64 bytes, as if allocated on their own
+
+
+class FlatParameters:
+    """Parameters and their gradients as two vectors; each parameter stays where it was, as a view.
+
+    Modules work on as before, `load_state_dict` included, as long as nothing replaces their tensors: move a model to
+    its device first. Several optimizers may share one FlatParameters.
+    """
+
+    def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
+        self.parameters = [p for p in parameters if p.requires_grad]
+        self.offsets, size = [], 0
+        for p in self.parameters:
+            self.offsets.append(size)
+            size += -(-p.numel() // _ALIGNMENT) * _ALIGNMENT
+        self.vector = self.parameters[0].data.new_zeros(size)
+        self.gradient = torch.zeros_like(self.vector)
+        views, gradients = self.views(self.vector), self.views(self.gradient)
+        for p, view, gradient in zip(self.parameters, views, gradients, strict=True):
+            view.copy_(p.data)
+            p.data, p.grad = view, gradient
+
+    def views(self, vector: Tensor) -> list[Tensor]:
+        """A vector as long as this one, in the parameters' shapes and strides: convolutions may be channels last."""
+        places = zip(self.parameters, self.offsets, strict=True)
+        return [vector.as_strided(p.shape, p.stride(), offset) for p, offset in places]
+
+
+class Optimizer:
+    """Moves a vector of parameters against its gradient; its state is the tensors named in `state_names`."""
+
+    state_names: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, parameters: FlatParameters) -> None:
+        self.parameters = parameters
+
+    def step(self, lr: float) -> None:
+        raise NotImplementedError
+
+    def state_dict(self) -> State:
+        return {name: getattr(self, name) for name in self.state_names}
+
+    def load_state_dict(self, state: State) -> None:
+        for name in self.state_names:
+            getattr(self, name).copy_(state[name])
+
+
+class Adam(Optimizer):
+    """Kingma & Ba (arXiv:1412.6980): the kernel of torch.optim.Adam(fused=True)."""
+
+    state_names = ("steps", "mean", "square")
+
+    def __init__(
+        self, parameters: FlatParameters, *, eps: float = 1e-5, betas: tuple[float, float] = (0.9, 0.999)
+    ) -> None:
+        super().__init__(parameters)
+        self.eps, self.betas = eps, betas
+        self.steps = torch.zeros((), device=parameters.vector.device)
+        self.mean, self.square = torch.zeros_like(parameters.vector), torch.zeros_like(parameters.vector)
+
+    def step(self, lr: float) -> None:
+        flat = self.parameters
+        self.steps += 1
+        torch._fused_adam_(
+            [flat.vector], [flat.gradient], [self.mean], [self.square], [], [self.steps],
+            lr=lr, beta1=self.betas[0], beta2=self.betas[1], eps=self.eps,
+            weight_decay=0.0, amsgrad=False, maximize=False,
+        )  # fmt: skip
+
+
+class RMSprop(Optimizer):
+    """Tieleman & Hinton (2012).
+
+    `tf_style`: epsilon inside the root and a mean square that starts at one, as in TensorFlow, with which the published
+    results of A2C on Atari were made. Its first steps are much smaller.
+    """
+
+    state_names = ("square",)
+
+    def __init__(
+        self, parameters: FlatParameters, *, alpha: float = 0.99, eps: float = 1e-5, tf_style: bool = False
+    ) -> None:
+        super().__init__(parameters)
+        self.alpha, self.eps, self.tf_style = alpha, eps, tf_style
+        self.square = torch.full_like(parameters.vector, 1.0 if tf_style else 0.0)
+
+    def step(self, lr: float) -> None:
+        gradient = self.parameters.gradient
+        self.square.mul_(self.alpha).addcmul_(gradient, gradient, value=1 - self.alpha)
+        root = (self.square + self.eps).sqrt_() if self.tf_style else self.square.sqrt().add_(self.eps)
+        self.parameters.vector.addcdiv_(gradient, root, value=-lr)
+
+
+def gradient_step(optimizer: Optimizer, loss: Tensor, *, lr: float, max_grad_norm: float | None) -> Tensor:
+    """Descend `loss` once, at the learning rate in force now; returns the gradient's norm before clipping."""
+    gradient = optimizer.parameters.gradient
+    gradient.zero_()
+    loss.backward()  # type: ignore[no-untyped-call]
+    norm: Tensor = torch.linalg.vector_norm(gradient)
+    if max_grad_norm is not None:
+        gradient.mul_((max_grad_norm / (norm + 1e-6)).clamp_(max=1.0))
+    optimizer.step(lr)
+    return norm
+
+
+class MeanMetrics:
+    """Averages what each gradient step reports; stays on the device until asked, then comes in one piece."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, list[Tensor]] = {}
+
+    def add(self, **terms: Tensor) -> None:
+        for name, value in terms.items():
+            self.values.setdefault(name, []).append(value.detach())
+
+    def mean(self) -> Metrics:
+        if not self.values:
+            return {}
+        every = torch.stack([value for values in self.values.values() for value in values]).tolist()
+        means, start = {}, 0
+        for name, values in self.values.items():
+            means[name] = sum(every[start : start + len(values)]) / len(values)
+            start += len(values)
+        return means

@@ -1,0 +1,106 @@
+"""Proximal policy optimization with the clipped objective (Schulman et al., arXiv:1707.06347)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from rl_training.algorithms.actor_critic import (
+    ActorCriticAlgorithm,
+    ActorCriticHyperparameters,
+    mean_entropy,
+    total_loss,
+)
+from rl_training.algorithms.base import scalar, setting
+from rl_training.algorithms.optim import MeanMetrics, gradient_step
+from rl_training.data.batch import minibatches
+from rl_training.data.rollout import Rollout
+from rl_training.types import Batch, Metrics
+
+
+@dataclass(frozen=True)
+class PPOHyperparameters(ActorCriticHyperparameters):
+    learning_rate: float = scalar(1e-3, "step size of the optimizer; for images 2.5e-4 is usual")
+    clip_coef: float = scalar(0.2, "probability ratios earn nothing beyond 1 +- this")
+    clip_vf_coef: float | None = scalar(None, "new values move at most this far, in units of reward; None: freely")
+    target_kl: float | None = scalar(None, "an update ends once the policy has moved 1.5 times this far; None: never")
+    update_epochs: int = scalar(4, "passes over each rollout", low=1)
+    num_minibatches: int = scalar(4, "gradient steps per pass", low=1)
+    normalize_advantage: bool = setting(True, "to mean 0 and deviation 1, within each minibatch")
+
+
+class PPO(ActorCriticAlgorithm):
+    Hyperparameters = PPOHyperparameters
+    hp: PPOHyperparameters
+
+    def update(self, rollout: Rollout) -> Metrics:
+        """Several epochs of minibatch ascent on the clipped objective, over one rollout."""
+        hp, metrics = self.hp, MeanMetrics()
+        batch, report = self.learning_batch(rollout)
+        log_ratios = []
+        for minibatch in self.epochs(batch):
+            loss, log_ratio = self.loss(minibatch, metrics)
+            log_ratios.append(log_ratio)
+            # Before the step, so that a policy found too far away moves no further.
+            if hp.target_kl is not None and approx_kl(log_ratio).item() > 1.5 * hp.target_kl:
+                break
+            norm = gradient_step(self.optimizer, loss, lr=hp.learning_rate, max_grad_norm=hp.max_grad_norm)
+            metrics.add(grad_norm=norm)
+            self.gradient_steps += 1
+        log_ratio = torch.cat(log_ratios)
+        metrics.add(approx_kl=approx_kl(log_ratio), clip_fraction=clip_fraction(log_ratio, hp.clip_coef))
+        return report | metrics.mean()
+
+    def epochs(self, batch: Batch) -> Iterator[Batch]:
+        """All minibatches of an update, shuffled anew for each epoch."""
+        for _ in range(int(self.hp.update_epochs)):
+            yield from minibatches(batch, int(self.hp.num_minibatches), self.rng)
+
+    def loss(self, batch: Batch, metrics: MeanMetrics) -> tuple[Tensor, Tensor]:
+        """The loss of one minibatch, and the log of the probability ratios [B] to the policy that acted."""
+        hp = self.hp
+        policy, value = self.model(batch["obs"])
+        log_ratio = policy.log_prob(batch["action"]) - batch["logprob"]
+        advantage = normalize(batch["advantage"]) if hp.normalize_advantage else batch["advantage"]
+
+        policy_loss = clipped_surrogate(log_ratio.exp(), advantage, hp.clip_coef)
+        value_loss = F.mse_loss(clip_value(value, batch["value"], hp.clip_vf_coef), batch["target"])
+        entropy = mean_entropy(policy, hp.ent_coef)
+        metrics.add(policy_loss=policy_loss, value_loss=value_loss, entropy=entropy)
+        return total_loss(policy_loss, value_loss, entropy, hp), log_ratio.detach()
+
+
+def clipped_surrogate(ratio: Tensor, advantage: Tensor, clip: float) -> Tensor:
+    """-E[min(r A, clip(r, 1 - clip, 1 + clip) A)], eq. 7 of the paper.
+
+    Where the second term is the smaller one it is a constant, A + clip |A|; elsewhere that constant is not the smaller.
+    """
+    return -torch.minimum(ratio * advantage, advantage + clip * advantage.abs()).mean()
+
+
+def clip_value(value: Tensor, old_value: Tensor, clip: float | None) -> Tensor:
+    """Keep the new value within +-clip of the old one.
+
+    The loss is then the clipped value's, as in Stable-Baselines3; OpenAI Baselines take the larger of both values'.
+    """
+    return value if clip is None else old_value + (value - old_value).clamp(-clip, clip)
+
+
+def normalize(x: Tensor) -> Tensor:
+    if len(x) == 1:
+        return x
+    std, mean = torch.std_mean(x)
+    return (x - mean) / (std + 1e-8)
+
+
+def approx_kl(log_ratio: Tensor) -> Tensor:
+    """KL(acted || now) from samples of the first: E[(r - 1) - log r], which is never negative."""
+    return (log_ratio.exp() - 1 - log_ratio).mean()
+
+
+def clip_fraction(log_ratio: Tensor, clip: float) -> Tensor:
+    return ((log_ratio.exp() - 1).abs() > clip).float().mean()

@@ -1,0 +1,54 @@
+"""Running mean and variance of a stream of batches (Chan, Golub & LeVeque, 1979)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rl_training.types import Array, State
+
+
+class RunningMeanStd:
+    """Mean and variance of all rows seen so far, in float64; nothing is assumed before the first row."""
+
+    def __init__(self, shape: tuple[int, ...] = ()) -> None:
+        self.mean = np.zeros(shape, np.float64)
+        self.count = 0.0
+        self._squares = np.zeros(shape, np.float64)  # sum of squared deviations from the mean
+
+    @property
+    def var(self) -> Array:
+        """The population variance; one before anything was seen."""
+        return self._squares / self.count if self.count else np.ones_like(self.mean)
+
+    def update(self, batch: Array) -> None:
+        """Merge the rows of batch [B, *shape] into the statistics."""
+        size = len(batch)
+        if not size:
+            return
+        batch_mean = np.add.reduce(batch, 0, np.float64) / size
+        deviation = batch - batch_mean
+        deviation *= deviation
+        self._merge(batch_mean, np.add.reduce(deviation, 0), size)
+
+    def _merge(self, mean: Array, squares: Array, count: float) -> None:
+        total = self.count + count
+        delta = mean - self.mean
+        self.mean = self.mean + delta * (count / total)
+        self._squares = self._squares + squares + delta * delta * (self.count * count / total)
+        self.count = total
+
+    def merge(self, other: RunningMeanStd) -> None:
+        """Take in what another instance has seen."""
+        if other.count:
+            self._merge(other.mean, other._squares, other.count)
+
+    def state_dict(self) -> State:
+        return {"mean": self.mean.copy(), "squares": self._squares.copy(), "count": float(self.count)}
+
+    def load_state_dict(self, state: State) -> None:
+        mean = np.asarray(state["mean"], np.float64)
+        if mean.shape != self.mean.shape:
+            raise ValueError(f"statistics of shape {mean.shape} cannot be loaded into shape {self.mean.shape}")
+        self.mean = mean.copy()
+        self._squares = np.array(state["squares"], np.float64)
+        self.count = float(state["count"])

@@ -1,0 +1,261 @@
+"""Steps environments: the only code that does."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple, Protocol
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+
+from rl_training.envs.backends import Envs, EnvStep
+from rl_training.envs.normalize import Normalizer
+from rl_training.envs.spaces import any_true, copied, put_rows
+from rl_training.types import Array, Decision, Observation, Spaces, State, Step
+
+RECENT = 100  # finished episodes that `recent_returns` and `recent_lengths` look back on
+
+
+class Act(Protocol):
+    def __call__(self, obs: Observation, memory: Any, *, explore: bool, rng: np.random.Generator) -> Decision: ...
+
+
+class FinishedEpisode(NamedTuple):
+    """A whole game, in the environment's own reward."""
+
+    env: int
+    episode_return: float
+    length: int
+
+
+class EnvRunner:
+    """N environments and everything that is under way in them: observations, memory, randomness, episode statistics.
+
+    box_actions says what a policy means by a Box action: "clip" (Gaussian policies) gives the environment the clipped
+    action and keeps the unclipped one; "scale" (tanh policies) maps [-1, 1] to the bounds. Without `training` rewards
+    stay raw and the normaliser's statistics as they are. The rows of `memory` are zero where an episode begins; the
+    whole of it is None before the first step.
+    """
+
+    def __init__(
+        self,
+        envs: Envs,
+        *,
+        seed: int,
+        box_actions: Literal["clip", "scale"] = "clip",
+        normalizer: Normalizer | None = None,
+        clip_reward: bool = False,
+        training: bool = True,
+    ) -> None:
+        self.envs = envs
+        self.num_envs = envs.num_envs
+        self.rng = np.random.default_rng(seed)
+        self.normalizer = normalizer
+        self.training = training
+        self._clip_reward = clip_reward and training
+        self._to_env, action_space = action_map(envs.single_action_space, box_actions)
+        observation_space = envs.single_observation_space
+        self.spaces = Spaces(normalizer.space(observation_space) if normalizer else observation_space, action_space)
+        self.recent_returns: deque[float] = deque(maxlen=RECENT)
+        self.recent_lengths: deque[int] = deque(maxlen=RECENT)
+        self.not_restored: list[int] = []
+        self.reset()
+
+    def reset(self) -> None:
+        """Begin a new episode in every environment."""
+        obs = self.envs.reset()
+        if self.normalizer:
+            if self.training:
+                self.normalizer.observe(obs)
+            obs = self.normalizer.observation(obs)
+        self.obs = obs
+        self.first = np.ones(self.num_envs, bool)
+        self.memory: Any = None
+        self.live_steps = 0
+        self.finished: list[FinishedEpisode] = []
+        self._returns = np.zeros(self.num_envs, np.float64)
+        self._lengths = np.zeros(self.num_envs, np.int64)
+
+    def step(self, act: Act, *, explore: bool = True) -> Step:
+        """Act once in every environment. The arrays are valid until the next call."""
+        decision = act(self.obs, self.memory, explore=explore, rng=self.rng)
+        result = self.envs.step(self._to_env(decision.action))
+        self._count(result)
+        step = {
+            "obs": self.obs,
+            "first": self.first,
+            "action": decision.action,
+            "reward": self._learned_reward(result),
+            "terminated": result.terminated,
+            "truncated": result.truncated,
+            **decision.extras,
+        }
+        self.obs, step["next_obs"] = self._learned_obs(result)
+        self.first = result.first
+        self.memory = decision.memory
+        if self.memory is not None and any_true(self.first):
+            self.memory = zero_rows(self.memory, self.first)
+        if result.live is not None:
+            step["live"] = result.live
+        return step
+
+    def _count(self, result: EnvStep) -> None:
+        """Keep the books on raw rewards and whole games."""
+        self._returns += result.reward
+        if result.live is None:
+            self._lengths += 1
+            self.live_steps = self.num_envs
+        else:
+            self._lengths += result.live
+            self.live_steps = int(result.live.sum())
+        if any_true(result.episode_over):
+            for env in np.flatnonzero(result.episode_over).tolist():
+                episode = FinishedEpisode(env, float(self._returns[env]), int(self._lengths[env]))
+                self.finished.append(episode)
+                self.recent_returns.append(episode.episode_return)
+                self.recent_lengths.append(episode.length)
+            self._returns[result.episode_over] = 0.0
+            self._lengths[result.episode_over] = 0
+
+    def _learned_reward(self, result: EnvStep) -> Array:
+        reward = result.reward
+        if self._clip_reward:
+            reward = np.sign(reward)
+        if self.normalizer and self.training:
+            reward = self.normalizer.reward(reward, result.terminated | result.truncated, result.live)
+        return reward
+
+    def _learned_obs(self, result: EnvStep) -> tuple[Observation, Observation]:
+        """(the observation of the next step, the successor of this one), normalised by the same statistics."""
+        if self.normalizer is None:
+            return result.obs, result.next_obs
+        if self.training:
+            # An environment that ended and waits for its reset shows its last observation once more: not counted.
+            waiting = (result.terminated | result.truncated) & ~result.first
+            self.normalizer.observe(result.obs, ~waiting if any_true(waiting) else None)
+        obs = self.normalizer.observation(result.obs)
+        return obs, obs if result.next_obs is result.obs else self.normalizer.observation(result.next_obs)
+
+    def take_finished(self) -> list[FinishedEpisode]:
+        """The episodes finished since the last call."""
+        finished, self.finished = self.finished, []
+        return finished
+
+    def state_dict(self) -> State:
+        """All but the normaliser, which others share."""
+        return {
+            "envs": self.envs.state(),
+            "obs": copied(self.obs),
+            "first": self.first.copy(),
+            "memory": pack_memory(self.memory),
+            "rng": self.rng.bit_generator.state,
+            "returns": self._returns.copy(),
+            "lengths": self._lengths.copy(),
+            "recent_returns": list(self.recent_returns),
+            "recent_lengths": list(self.recent_lengths),
+        }
+
+    def load_state_dict(self, state: State) -> None:
+        """Load after the normaliser. `not_restored` then says which environments had to begin a new episode."""
+        lost = self.not_restored = self.envs.load_state(state["envs"])
+        self.obs = copied(state["obs"])
+        self.first = np.array(state["first"], bool)
+        self.memory = unpack_memory(state["memory"])
+        self.rng.bit_generator.state = state["rng"]
+        self._returns = np.array(state["returns"], np.float64)
+        self._lengths = np.array(state["lengths"], np.int64)
+        self.recent_returns = deque(state["recent_returns"], RECENT)
+        self.recent_lengths = deque(state["recent_lengths"], RECENT)
+        self.finished = []
+        if lost:
+            fresh = self.normalizer.observation(self.envs.obs) if self.normalizer else self.envs.obs
+            put_rows(self.obs, np.array(lost), fresh)
+            self.first[lost] = True
+            self._returns[lost] = 0.0
+            self._lengths[lost] = 0
+            self.memory = zero_rows(self.memory, np.isin(np.arange(self.num_envs), lost))
+            if self.normalizer and self.training:
+                self.normalizer.forget(lost)
+
+    def close(self) -> None:
+        self.envs.close()
+
+
+def zero_rows(memory: Any, rows: Array) -> Any:
+    """Memory (nested arrays [N, ...]) with zeros in the given rows; what was handed in is left as it is."""
+    if memory is None:
+        return None
+    if isinstance(memory, dict):
+        return {key: zero_rows(value, rows) for key, value in memory.items()}
+    if isinstance(memory, tuple | list):
+        parts = [zero_rows(value, rows) for value in memory]
+        return type(memory)(*parts) if hasattr(memory, "_fields") else type(memory)(parts)
+    memory = memory.copy()
+    memory[rows] = 0
+    return memory
+
+
+def pack_memory(memory: Any) -> Any:
+    """Memory as a checkpoint can hold it: tuples are marked, arrays copied."""
+    if isinstance(memory, dict):
+        return {key: pack_memory(value) for key, value in memory.items()}
+    if isinstance(memory, tuple | list):
+        parts = [pack_memory(value) for value in memory]
+        return {"tuple": parts} if isinstance(memory, tuple) else parts
+    return memory.copy() if isinstance(memory, np.ndarray) else memory
+
+
+def unpack_memory(memory: Any) -> Any:
+    if isinstance(memory, dict):
+        if set(memory) == {"tuple"}:
+            return tuple(unpack_memory(value) for value in memory["tuple"])
+        return {key: unpack_memory(value) for key, value in memory.items()}
+    if isinstance(memory, list):
+        return [unpack_memory(value) for value in memory]
+    return memory.copy() if isinstance(memory, np.ndarray) else memory
+
+
+def action_map(space: gym.Space, box_actions: Literal["clip", "scale"]) -> tuple[Callable[[Array], Array], gym.Space]:
+    """(from the model's actions [N, ...] to the environment's, the space of the model's)."""
+    if isinstance(space, spaces.Discrete):
+        start = int(space.start)
+        return (lambda action: action + start) if start else np.asarray, spaces.Discrete(int(space.n))
+    if isinstance(space, spaces.MultiDiscrete):
+        starts = space.start
+        return (lambda action: action + starts) if np.any(starts) else np.asarray, spaces.MultiDiscrete(space.nvec)
+    if isinstance(space, spaces.MultiBinary):
+        return lambda action: np.asarray(action).astype(np.int8), space
+    if isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating):
+        return _scaled(space) if box_actions == "scale" else _clipped(space)
+    raise ValueError(
+        f"action space {space} is not supported: use Discrete, MultiDiscrete, MultiBinary or a Box of floats; "
+        "a gymnasium.ActionWrapper can turn it into one"
+    )
+
+
+def _clipped(space: spaces.Box) -> tuple[Callable[[Array], Array], gym.Space]:
+    low, high, dtype = space.low, space.high, space.dtype
+
+    def clip(action: Array) -> Array:
+        return np.asarray(np.minimum(np.maximum(action, low), high), dtype)
+
+    return clip, spaces.Box(low.astype(np.float32), high.astype(np.float32), space.shape, np.float32)
+
+
+def _scaled(space: spaces.Box) -> tuple[Callable[[Array], Array], gym.Space]:
+    low, high, dtype = space.low, space.high, space.dtype
+    if not (np.isfinite(low).all() and np.isfinite(high).all()):
+        raise ValueError(
+            f"{space} is bounded by [{low.min()}, {high.max()}], but this algorithm's actions in [-1, 1] are scaled to "
+            "the bounds: declare finite ones in the environment's action_space (a wrapper can), or use an algorithm "
+            "with a Gaussian policy, such as ppo"
+        )
+    half_range = 0.5 * (high - low)
+
+    def scale(action: Array) -> Array:
+        scaled = low + (action + 1.0) * half_range
+        return np.asarray(np.minimum(np.maximum(scaled, low), high), dtype)  # rounding may cross a bound
+
+    return scale, spaces.Box(-1.0, 1.0, space.shape, np.float32)

@@ -1,0 +1,184 @@
+"""Policies as distributions over actions, from the outputs of a network.
+
+A sample is a function of noise that is drawn with numpy, so that a run's random stream is the same on every device.
+The last axes are the action's own; log_prob, entropy and kl sum over them. For acting, where a call costs more than its
+arithmetic, Categorical and DiagGaussian also take numpy arrays: what differs between the two stands at the end.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Protocol, TypeAlias, TypeVar
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from rl_training.types import Array
+
+Numbers: TypeAlias = Any  # a Tensor, or an ndarray where the class allows it
+Self_ = TypeVar("Self_", bound="Distribution")
+
+
+class Distribution(Protocol):
+    @property
+    def mode(self) -> Numbers:
+        """The most likely action."""
+        ...
+
+    def noise(self, rng: np.random.Generator) -> Array:
+        """What `sample` needs for one draw."""
+        ...
+
+    def sample(self, noise: Array) -> Numbers: ...
+    def log_prob(self, action: Numbers) -> Numbers: ...
+    def entropy(self) -> Numbers: ...
+    def kl(self: Self_, other: Self_) -> Numbers:
+        """KL(self || other)."""
+        ...
+
+
+class Categorical:
+    """One of A actions: logits [..., A], actions int64 [...]."""
+
+    def __init__(self, logits: Numbers) -> None:
+        self.log_probs = _log_softmax(logits)
+
+    @property
+    def mode(self) -> Numbers:
+        return self.log_probs.argmax(-1)
+
+    def noise(self, rng: np.random.Generator) -> Array:
+        noise: Array = np.log(rng.standard_exponential(self.log_probs.shape, dtype=np.float32))
+        return noise
+
+    def sample(self, noise: Array) -> Numbers:
+        """The Gumbel-max trick: -log of an exponential variable is a Gumbel variable."""
+        return (self.log_probs - _like(self.log_probs, noise)).argmax(-1)
+
+    def log_prob(self, action: Numbers) -> Numbers:
+        return _pick(self.log_probs, action)
+
+    def entropy(self) -> Numbers:
+        return -(self.log_probs.exp() * self.log_probs).sum(-1)
+
+    def kl(self, other: Categorical) -> Numbers:
+        return (self.log_probs.exp() * (self.log_probs - other.log_probs)).sum(-1)
+
+
+class MultiCategorical:
+    """K independent choices of A_1 .. A_K actions: logits [..., sum A], actions int64 [..., K]."""
+
+    def __init__(self, logits: Tensor, sizes: Sequence[int]) -> None:
+        self.parts = [Categorical(part) for part in torch.split(logits, list(sizes), -1)]
+
+    @property
+    def mode(self) -> Tensor:
+        return torch.stack([part.mode for part in self.parts], -1)
+
+    def noise(self, rng: np.random.Generator) -> Array:
+        return np.concatenate([part.noise(rng) for part in self.parts], -1)
+
+    def sample(self, noise: Array) -> Tensor:
+        ends = np.cumsum([part.log_probs.shape[-1] for part in self.parts])[:-1]
+        return torch.stack([part.sample(n) for part, n in zip(self.parts, np.split(noise, ends, -1), strict=True)], -1)
+
+    def log_prob(self, action: Tensor) -> Tensor:
+        return _total([part.log_prob(a) for part, a in zip(self.parts, action.unbind(-1), strict=True)])
+
+    def entropy(self) -> Tensor:
+        return _total([part.entropy() for part in self.parts])
+
+    def kl(self, other: MultiCategorical) -> Tensor:
+        return _total([part.kl(q) for part, q in zip(self.parts, other.parts, strict=True)])
+
+
+class Bernoulli:
+    """Independent bits: logits [..., *shape], actions int8 [..., *shape]."""
+
+    def __init__(self, logits: Tensor, event_dims: int = 1) -> None:
+        self.logits, self.axes = logits, tuple(range(-event_dims, 0))
+
+    @property
+    def mode(self) -> Tensor:
+        return (self.logits > 0).to(torch.int8)
+
+    def noise(self, rng: np.random.Generator) -> Array:
+        return rng.random(self.logits.shape, dtype=np.float32)
+
+    def sample(self, noise: Array) -> Tensor:
+        uniform: Tensor = _like(self.logits, noise)
+        return (uniform < self.logits.sigmoid()).to(torch.int8)
+
+    def log_prob(self, action: Tensor) -> Tensor:
+        return (action * self.logits - F.softplus(self.logits)).sum(self.axes)
+
+    def entropy(self) -> Tensor:
+        return (F.softplus(self.logits) - self.logits.sigmoid() * self.logits).sum(self.axes)
+
+    def kl(self, other: Bernoulli) -> Tensor:
+        p = self.logits.sigmoid()
+        return (p * (self.logits - other.logits) + F.softplus(other.logits) - F.softplus(self.logits)).sum(self.axes)
+
+
+class DiagGaussian:
+    """Independent normals: mean [..., *shape], the same log_std [*shape] in every state, actions [..., *shape]."""
+
+    def __init__(self, mean: Numbers, log_std: Numbers) -> None:
+        self.mean, self.log_std = mean, log_std
+        self.axes = tuple(range(-log_std.ndim, 0))
+
+    @property
+    def mode(self) -> Numbers:
+        return self.mean
+
+    def noise(self, rng: np.random.Generator) -> Array:
+        noise: Array = rng.standard_normal(self.mean.shape, dtype=np.float32)
+        return noise
+
+    def sample(self, noise: Array) -> Numbers:
+        return self.mean + _exp(self.log_std) * _like(self.mean, noise)
+
+    def log_prob(self, action: Numbers) -> Numbers:
+        z = (action - self.mean) * _exp(-self.log_std)
+        return -0.5 * (z * z).sum(self.axes) - (self.log_std + _HALF_LOG_2PI).sum()
+
+    def entropy(self) -> Numbers:
+        return (self.log_std + (0.5 + _HALF_LOG_2PI)).sum().expand(self.mean.shape[: -len(self.axes)])
+
+    def kl(self, other: DiagGaussian) -> Numbers:
+        log_ratio = self.log_std - other.log_std
+        z = (self.mean - other.mean) * (-other.log_std).exp()
+        return (0.5 * ((2 * log_ratio).exp() + z.square() - 1) - log_ratio).sum(self.axes)
+
+
+_HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
+
+
+def _total(terms: list[Tensor]) -> Tensor:
+    return torch.stack(terms).sum(0)
+
+
+def _like(x: Numbers, noise: Array) -> Numbers:
+    """The noise as what `x` is, where `x` is."""
+    return torch.from_numpy(noise).to(x.device) if isinstance(x, Tensor) else noise
+
+
+def _exp(x: Numbers) -> Numbers:
+    return x.exp() if isinstance(x, Tensor) else np.exp(x)
+
+
+def _log_softmax(x: Numbers) -> Numbers:
+    if isinstance(x, Tensor):
+        return F.log_softmax(x, -1)
+    x = x - x.max(-1, keepdims=True)
+    return x - np.log(np.exp(x).sum(-1, keepdims=True))
+
+
+def _pick(x: Numbers, index: Numbers) -> Numbers:
+    """x[..., index[...]]; an ndarray is [N, A] here."""
+    if isinstance(x, Tensor):
+        return x.gather(-1, index.unsqueeze(-1)).squeeze(-1)
+    return x[np.arange(len(index)), index]

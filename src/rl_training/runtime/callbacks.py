@@ -1,0 +1,138 @@
+"""Callbacks: called with the run after each record; `run.stop(reason)` ends training."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, Protocol, TypeAlias
+
+from pydantic import Field, model_validator
+
+from rl_training.config import Float, Int, Options
+from rl_training.types import Metrics, State
+
+
+class Run(Protocol):
+    """What a callback may count on."""
+
+    metrics: Metrics  # the last record
+    evaluations: int  # how many evaluations the run has made
+
+    def stop(self, reason: str) -> None: ...
+
+
+Callback: TypeAlias = Callable[[Any], None]  # one with state_dict and load_state_dict is saved with the run
+
+
+class EarlyStopping:
+    """Stop when `metric` reaches `target`, or after `patience` evaluations without an improvement over `min_delta`."""
+
+    def __init__(
+        self,
+        metric: str = "eval_return_mean",
+        *,
+        target: float | None = None,
+        patience: int | None = None,
+        min_delta: float = 0.0,
+        mode: Literal["max", "min"] = "max",
+    ) -> None:
+        if target is None and patience is None:
+            raise ValueError("early stopping without target and patience never stops; give at least one of them")
+        if patience is not None and patience < 1:
+            raise ValueError(f"patience must be at least 1 evaluation, got {patience}")
+        if mode not in ("max", "min"):
+            raise ValueError(f"mode must be 'max' or 'min', got {mode!r}")
+        self.metric, self.target, self.patience, self.min_delta, self.mode = metric, target, patience, min_delta, mode
+        self._sign = 1.0 if mode == "max" else -1.0
+        self.best: float | None = None
+        self.num_bad = 0
+        self._seen = 0
+
+    def __call__(self, run: Run) -> None:
+        if run.evaluations == self._seen:
+            return
+        self._seen = run.evaluations
+        value = self._value(run.metrics)
+        if self._improves(value):
+            self.best, self.num_bad = value, 0
+        else:
+            self.num_bad += 1
+        if self.target is not None and self._sign * value >= self._sign * self.target:
+            run.stop(f"{self.metric} {value:g} reached the target {self.target:g}")
+        elif self.patience is not None and self.num_bad >= self.patience:
+            best = "never a number" if self.best is None else f"best {self.best:g}"
+            run.stop(f"{self.metric} did not improve in {self.num_bad} evaluations ({best})")
+
+    def _value(self, metrics: Metrics) -> float:
+        if self.metric not in metrics:
+            near = difflib.get_close_matches(self.metric, metrics, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else "the run records " + ", ".join(sorted(metrics))
+            raise ValueError(f"early stopping watches {self.metric!r}, which the run does not record; {hint}")
+        return float(metrics[self.metric])
+
+    def _improves(self, value: float) -> bool:
+        if math.isnan(value):
+            return False
+        return self.best is None or self._sign * (value - self.best) > self.min_delta
+
+    def state_dict(self) -> State:
+        return {"best": self.best, "num_bad": self.num_bad, "seen": self._seen}
+
+    def load_state_dict(self, state: State) -> None:
+        self.best, self.num_bad, self._seen = state["best"], state["num_bad"], state["seen"]
+
+
+class TimeLimit:
+    """Stop after so many minutes of this process; a resumed run has them anew."""
+
+    def __init__(self, minutes: float) -> None:
+        if not minutes > 0:
+            raise ValueError(f"minutes must be positive, got {minutes}")
+        self.minutes = minutes
+        self._start = time.monotonic()
+
+    def __call__(self, run: Run) -> None:
+        if time.monotonic() - self._start >= 60 * self.minutes:
+            run.stop(f"the time limit of {self.minutes:g} minutes is over")
+
+
+class EarlyStoppingOptions(Options):
+    """Stop when an evaluation is good enough, or evaluations no longer improve."""
+
+    metric: str = Field("eval_return_mean", description="what is watched, at each evaluation")
+    target: Float | None = Field(None, description="stop when this is reached")
+    patience: Int | None = Field(None, ge=1, description="stop after this many evaluations without improvement")
+    min_delta: Float = Field(0.0, ge=0, description="what counts as an improvement: more than this")
+    mode: Literal["max", "min"] = Field("max", description="whether more or less is better")
+
+    @model_validator(mode="after")
+    def _can_stop(self) -> EarlyStoppingOptions:
+        if self.target is None and self.patience is None:
+            raise ValueError("needs target or patience, or it never stops")
+        return self
+
+
+class TimeLimitOptions(Options):
+    """Stop after a time on the clock."""
+
+    minutes: Float = Field(gt=0, description="minutes of this process; a resumed run has them anew")
+
+
+class CallbackOptions(Options):
+    """The callbacks that a config can name."""
+
+    early_stopping: EarlyStoppingOptions | None = Field(None, description="stop by evaluations")
+    time_limit: TimeLimitOptions | None = Field(None, description="stop by the clock")
+
+
+def build_callbacks(options: CallbackOptions | Mapping[str, Any]) -> list[Callback]:
+    if not isinstance(options, CallbackOptions):
+        options = CallbackOptions.model_validate(dict(options))
+    callbacks: list[Callback] = []
+    if options.early_stopping is not None:
+        callbacks.append(EarlyStopping(**options.early_stopping.model_dump()))
+    if options.time_limit is not None:
+        callbacks.append(TimeLimit(**options.time_limit.model_dump()))
+    return callbacks

@@ -1,0 +1,378 @@
+"""Checkpoints: a directory of safetensors and JSON, written beside and renamed, and checked before anything is used.
+
+Nothing in a checkpoint can run code. `state.json` holds the nested state; where a tensor or array stood it names an
+entry of `<part>.safetensors`. `manifest.json` holds every file's size and SHA-256, and its own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import stat
+import time
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from rl_training.config import InputError
+from rl_training.runtime.metadata import package_version, sync_directory
+from rl_training.runtime.state_files import decode, encode, safetensors_blocks
+from rl_training.types import State
+
+try:
+    import fcntl
+except ImportError:  # not a POSIX system
+    fcntl = None  # type: ignore[assignment]
+
+FORMAT = "rl-training checkpoint"
+VERSION = 1
+MANIFEST = "manifest.json"
+CHUNK = 1 << 22  # bytes hashed and written at a time: large enough for the disk, small enough for the cache
+
+PART_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*")
+STEP_NAME = re.compile(r"step_(\d+)")
+FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+
+
+class CheckpointError(InputError):
+    """A checkpoint that is missing, damaged, foreign or too new."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    path: Path
+    step: int
+    info: dict[str, Any]
+    config: dict[str, Any]
+    state: dict[str, State]  # tensors on the CPU, each in memory of its own
+
+
+def save_checkpoint(path: Path | str, *, state: dict[str, State], config: dict[str, Any], info: dict[str, Any]) -> Path:
+    """Write a checkpoint that is either whole or not there; `info` must have `global_step`."""
+    path = Path(path)
+    if type(info.get("global_step")) is not int or info["global_step"] < 0:
+        raise ValueError(f"info['global_step'] must be a step count, got {info.get('global_step')!r}")
+    for part in state:
+        if not PART_NAME.fullmatch(part):
+            raise ValueError(f"part {part!r} cannot be a file name; use letters, digits, '_' and '-'")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _remove_abandoned(path.parent)
+    temporary = _hidden(path)
+    temporary.mkdir()
+    lock = _lock(temporary)
+    try:
+        _write_content(temporary, state, config, info)
+        sync_directory(temporary)
+        _put_in_place(temporary, path)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)  # gone already if all went well
+        if lock is not None:
+            os.close(lock)
+    return path
+
+
+def load_checkpoint(path: Path | str) -> Checkpoint:
+    """Read a checkpoint; nothing is returned before every size and checksum has been found right."""
+    path = Path(path)
+    for _ in range(3):
+        directory = _existing(path)
+        before = os.stat(directory).st_ino if directory.exists() else None
+        try:
+            return _load(directory, path)
+        except CheckpointError:
+            present = _existing(path)
+            # A run that replaces `best` while it is read here leaves us between two checkpoints: read the new one.
+            if not present.exists() or os.stat(present).st_ino == before:
+                raise
+    raise CheckpointError(f"{path} is being replaced faster than it can be read; copy it first")
+
+
+def verify_checkpoint(path: Path | str) -> None:
+    """Check sizes and checksums like `load_checkpoint`, without keeping the content in memory."""
+    directory = _existing(Path(path))
+    for name, entry in _read_manifest(directory)["files"].items():
+        with _open_checked(directory / name, entry) as file:
+            _finish_check(file, directory / name, hashlib.sha256(), entry)
+
+
+def find_checkpoint(path: Path | str) -> Path:
+    """The checkpoint meant by `path`: itself, or the newest sound one of a run folder or `checkpoints` directory."""
+    path = Path(path)
+    if not _existing(path).is_dir():
+        what = "is a file; give the checkpoint's directory" if path.exists() else "does not exist"
+        raise CheckpointError(f"{path} {what}")
+    if (_existing(path) / MANIFEST).exists():
+        return path
+    directory = path / "checkpoints" if (path / "checkpoints").is_dir() else path
+    steps = _saved_steps(directory)
+    if not steps:
+        if STEP_NAME.fullmatch(path.name) or path.name == "best":
+            raise CheckpointError(f"{path} has no {MANIFEST}: it is damaged or not a checkpoint; use another one")
+        raise CheckpointError(f"{path} holds no checkpoint: neither {MANIFEST} nor checkpoints/step_*")
+    damaged = []
+    for step in reversed(steps):
+        candidate = directory / step_dir_name(step)
+        try:
+            verify_checkpoint(candidate)
+        except (CheckpointError, OSError) as error:
+            damaged.append(str(error))
+            continue
+        for message in damaged:
+            warnings.warn(f"passed over a damaged checkpoint, using {candidate.name}: {message}", stacklevel=2)
+        return candidate
+    raise CheckpointError(f"every checkpoint in {directory} is damaged: " + "; ".join(damaged))
+
+
+def prune_checkpoints(directory: Path, keep: int) -> None:
+    """Remove all but the `keep` newest step_* (0: keep all); `best` and everything else stay."""
+    if keep < 0:
+        raise ValueError(f"keep must be 0 (keep all) or more, got {keep}")
+    if keep == 0 or not directory.is_dir():
+        return
+    for step in _saved_steps(directory)[:-keep]:
+        path = directory / step_dir_name(step)
+        for old in (path, _previous(path)):
+            if old.exists():
+                _discard(old)
+
+
+def step_dir_name(step: int) -> str:
+    return f"step_{step}"
+
+
+def _saved_steps(directory: Path) -> list[int]:
+    """Step numbers of the step_* directories, rising; also one whose replacement was cut short."""
+    if not directory.is_dir():
+        return []
+    names = [n.removeprefix(".").removesuffix(".previous") for n in os.listdir(directory) if not n.endswith(".tmp")]
+    found = {int(m[1]) for m in map(STEP_NAME.fullmatch, names) if m and m[0] == step_dir_name(int(m[1]))}
+    return sorted(step for step in found if _existing(directory / step_dir_name(step)).is_dir())
+
+
+def _write_content(directory: Path, state: dict[str, State], config: dict[str, Any], info: dict[str, Any]) -> None:
+    files: dict[str, dict[str, Any]] = {}
+    tree = {}
+    for part, value in state.items():
+        tensors: dict[str, Tensor | np.ndarray] = {}
+        tree[part] = encode(value, (part,), tensors)
+        if tensors:
+            name = f"{part}.safetensors"
+            files[name] = _write_file(directory / name, safetensors_blocks(tensors))
+    files["state.json"] = _write_file(directory / "state.json", [_json_bytes(tree)])
+    files["config.json"] = _write_file(directory / "config.json", [_json_bytes(encode(config, ("config",), None))])
+    body = {
+        "format": FORMAT,
+        "version": VERSION,
+        "package_version": package_version() or "unknown",
+        "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "info": encode(info, ("info",), None),
+        "files": files,
+    }
+    _write_file(directory / MANIFEST, [_json_bytes({**body, "checksum": _body_checksum(body)})])
+
+
+def _load(directory: Path, path: Path) -> Checkpoint:
+    manifest = _read_manifest(directory)
+    files = manifest["files"]
+    contents: dict[str, dict[str, Any]] = {}
+    for name, entry in files.items():
+        file = directory / name
+        contents[name] = _read_safetensors(file, entry) if name.endswith(".safetensors") else _read_json(file, entry)
+    try:
+        tree = contents["state.json"]
+        state = {part: decode(value, contents.get(f"{part}.safetensors", {})) for part, value in tree.items()}
+        config, info = decode(contents["config.json"], {}), decode(manifest["info"], {})
+        return Checkpoint(path, int(info["global_step"]), info, config, state)
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        raise CheckpointError(f"{path} is not a valid checkpoint: {type(error).__name__}: {error}") from error
+
+
+def _read_safetensors(file: Path, entry: dict[str, Any]) -> dict[str, Tensor]:
+    digest = hashlib.sha256()
+    with _open_checked(file, entry) as source:
+        _finish_check(source, file, digest, entry)
+    try:
+        return load_file(file)
+    except SafetensorError as error:
+        raise CheckpointError(f"{file} is damaged: {error}; use an older checkpoint") from error
+
+
+def _read_json(file: Path, entry: dict[str, Any]) -> dict[str, Any]:
+    digest = hashlib.sha256()
+    with _open_checked(file, entry) as source:
+        data = _read_exactly(source, entry["size"], digest)
+        _finish_check(source, file, digest, entry)
+    return _parse_object(data, file)
+
+
+def _read_manifest(directory: Path) -> dict[str, Any]:
+    """The manifest, once it is found to be ours and to describe exactly the files that are there."""
+    file = directory / MANIFEST
+    if not directory.is_dir():
+        raise CheckpointError(f"{directory} is not a checkpoint: no such directory")
+    if not file.is_file() or file.is_symlink():
+        raise CheckpointError(f"{directory} is not a checkpoint: no {MANIFEST} (damaged, or made by another program)")
+    try:
+        manifest = _parse_object(file.read_bytes(), file)
+        present = set(os.listdir(directory))
+    except OSError as error:
+        raise CheckpointError(f"{directory} cannot be read: {error}") from error
+    if manifest.get("format") != FORMAT:
+        raise CheckpointError(f"{file} is not of an {FORMAT}: its format is {manifest.get('format')!r}")
+    if type(manifest.get("version")) is int and manifest["version"] > VERSION:
+        raise CheckpointError(
+            f"{directory} has format version {manifest['version']}, written by rl-training "
+            f"{manifest.get('package_version')}; this one ({package_version()}) reads up to {VERSION}: "
+            "pip install --upgrade rl-training"
+        )
+    checksum = manifest.pop("checksum", None)
+    if manifest.get("version") != VERSION or checksum != _body_checksum(manifest):
+        raise CheckpointError(f"{file} was changed after it was written; use an older checkpoint")
+    files = manifest.get("files")
+    if not isinstance(files, dict) or not {"state.json", "config.json"} <= files.keys():
+        raise CheckpointError(f"{file} does not list state.json and config.json")
+    for name, entry in files.items():
+        if not FILE_NAME.fullmatch(name):
+            raise CheckpointError(f"{file} lists {name!r}, which is not a plain file name")
+        if not isinstance(entry, dict) or type(entry.get("size")) is not int or entry["size"] < 0:
+            raise CheckpointError(f"{file} has no size for {name}")
+    for name in sorted(files.keys() - present):
+        raise CheckpointError(f"{directory / name} is missing; use an older checkpoint")
+    for name in sorted(present - files.keys() - {MANIFEST}):
+        raise CheckpointError(f"{directory / name} does not belong to the checkpoint; move it elsewhere")
+    return manifest
+
+
+def _parse_object(data: bytes | bytearray, file: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{file} is damaged: not JSON ({error}); use an older checkpoint") from error
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{file} is damaged: it holds a {type(value).__name__}; use an older checkpoint")
+    return value
+
+
+def _open_checked(file: Path, entry: dict[str, Any]) -> BinaryIO:
+    try:
+        # Not through a symlink, and without waiting where a pipe lies in the file's place.
+        flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+        source = os.fdopen(os.open(file, flags), "rb", buffering=0)
+    except OSError as error:
+        raise CheckpointError(f"{file} cannot be read (links are not followed): {error.strerror}") from error
+    found = os.fstat(source.fileno())
+    if not stat.S_ISREG(found.st_mode) or found.st_size != entry["size"]:
+        source.close()
+        raise CheckpointError(f"{file} has {found.st_size} bytes instead of {entry['size']}; use an older checkpoint")
+    return source  # type: ignore[return-value]
+
+
+def _read_exactly(source: BinaryIO, size: int, digest: Any) -> bytearray:
+    data = bytearray(size)
+    _read_into(source, memoryview(data), digest)
+    return data
+
+
+def _read_into(source: BinaryIO, target: memoryview, digest: Any) -> None:
+    done = 0
+    while done < len(target):
+        count = source.readinto(target[done : done + CHUNK])  # type: ignore[attr-defined]
+        if not count:
+            raise CheckpointError(f"{source.name} is shorter than it was; use an older checkpoint")
+        digest.update(target[done : done + count])
+        done += count
+
+
+def _finish_check(source: BinaryIO, file: Path, digest: Any, entry: dict[str, Any]) -> None:
+    """Hash what has not been read yet and compare."""
+    while block := source.read(CHUNK):
+        digest.update(block)
+    if digest.hexdigest() != entry.get("sha256"):
+        raise CheckpointError(f"{file} is damaged: its SHA-256 is not the one in {MANIFEST}; use an older checkpoint")
+
+
+def _write_file(file: Path, blocks: Any) -> dict[str, Any]:
+    digest, size = hashlib.sha256(), 0
+    with open(file, "xb", buffering=0) as target:
+        for block in blocks:
+            view = memoryview(block)
+            for start in range(0, len(view), CHUNK):
+                chunk = view[start : start + CHUNK]
+                digest.update(chunk)
+                while chunk:  # an unbuffered write may be partial
+                    chunk = chunk[target.write(chunk) :]
+            size += len(view)
+        os.fsync(target.fileno())
+    return {"size": size, "sha256": digest.hexdigest()}
+
+
+def _json_bytes(value: Any) -> bytes:
+    return json.dumps(value, indent=1, allow_nan=False).encode()
+
+
+def _body_checksum(body: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(body, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def _hidden(path: Path) -> Path:
+    """A fresh hidden name beside `path`."""
+    return path.parent / f".{path.name}.{os.getpid()}-{time.monotonic_ns():x}.tmp"
+
+
+def _previous(path: Path) -> Path:
+    return path.parent / f".{path.name}.previous"
+
+
+def _existing(path: Path) -> Path:
+    """`path`, or the one it was replacing if the writer died between the two renames."""
+    return _previous(path) if not path.exists() and _previous(path).is_dir() else path
+
+
+def _put_in_place(temporary: Path, path: Path) -> None:
+    """No system renames over a full directory: the old one steps aside, where `_existing` still finds it."""
+    aside = _previous(path)
+    if path.exists():
+        if aside.exists():
+            _discard(aside)
+        path.rename(aside)
+    temporary.rename(path)
+    sync_directory(path.parent)
+    if aside.exists():
+        _discard(aside)
+
+
+def _discard(path: Path) -> None:
+    """Remove a directory so that a half-removed one never bears a checkpoint's name."""
+    hidden = _hidden(path)
+    path.rename(hidden)
+    shutil.rmtree(hidden, ignore_errors=True)
+
+
+def _lock(directory: Path) -> int | None:
+    """Held while its writer lives, whatever ends it; None where the system or file system has no such locks."""
+    if fcntl is None:
+        return None
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+def _remove_abandoned(directory: Path) -> None:
+    """Remove temporaries whose writer is dead."""
+    for path in directory.glob(".*.tmp"):
+        if (path.is_dir() and not path.is_symlink()) and (lock := _lock(path)) is not None:
+            shutil.rmtree(path, ignore_errors=True)
+            os.close(lock)

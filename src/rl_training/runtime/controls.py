@@ -1,0 +1,284 @@
+"""Hyperparameters as the training step sees them.
+
+Any declared scalar may be fixed (`clip_coef: 0.2`), scheduled in place (`clip_coef: {kind: linear, ...}`), or given as
+a triple (`clip_coef`, `clip_coef_schedule`, `clip_coef_warmup_steps`); `Controls.at(step)` resolves all of them. This
+and `schedules` are the only modules that know schedules exist.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any, NamedTuple, get_args, get_type_hints
+
+from pydantic import TypeAdapter, ValidationError
+
+from rl_training.algorithms.base import scalar_names
+from rl_training.config import ConfigError, Problem, TrainConfig, nearest, problems_of
+from rl_training.runtime.schedules import (
+    ALL_FIELDS,
+    KINDS,
+    Constant,
+    Schedule,
+    Warmup,
+    check_order,
+    dump_schedule,
+    first_violation,
+    parse_schedule,
+)
+
+ALIASES = (("clip_coef", "clip_range"), ("ent_coef", "entropy_coef"))  # each group: names of one number
+PARTS = ("", "_schedule", "_warmup_steps")
+
+
+def names_of(name: str) -> tuple[str, ...]:
+    """All names of the number `name`, itself first."""
+    group = next((group for group in ALIASES if name in group), ())
+    return (name, *(other for other in group if other != name))
+
+
+class Given(NamedTuple):
+    """What the config says of one number, and under which key."""
+
+    key: str
+    fixed: Any
+    schedule: Any
+    warmup_steps: Any
+
+
+def find(kwargs: Mapping[str, Any], name: str) -> Given | None:
+    """What `kwargs` says of `name` under any of its names; None if nothing, an error if it says it twice."""
+    used = [n for n in names_of(name) if any(n + part in kwargs for part in PARTS)]
+    if not used:
+        return None
+    if len(used) > 1:
+        raise ValueError(f"{used[0]!r} and {used[1]!r} are two names of one number: use one of them")
+    return Given(used[0], *(kwargs.get(used[0] + part) for part in PARTS))
+
+
+def read_schedule(given: Given | None, default: float | None) -> Schedule | None:
+    """The schedule of one number; a fixed value is a constant one. None: the number is switched off."""
+    if given is None:
+        return None if default is None else Constant(start=default)
+    fixed, spec, warmup = default if given.fixed is None else given.fixed, given.schedule, given.warmup_steps
+    if isinstance(fixed, str):
+        remedy = f"; write {given.key}_schedule: {fixed}" if fixed in KINDS else ""
+        raise ValueError(f"should be a number or a schedule, got {fixed!r}{remedy}")
+    if isinstance(fixed, Mapping | list):
+        if spec is not None:
+            raise ValueError(f"has a schedule already; drop {given.key + '_schedule'!r}")
+        spec, fixed = fixed, default
+    if spec is None and fixed is None:
+        if warmup is not None:
+            raise ValueError(f"is switched off, so {given.key + '_warmup_steps'!r} has nothing to warm up")
+        return None
+    schedule = parse_schedule(fixed if spec is None else spec, fixed=fixed)
+    if warmup is None:
+        return schedule
+    if schedule.warmup is not None:
+        raise ValueError(f"has a warm-up in its schedule already; drop {given.key + '_warmup_steps'!r}")
+    return with_warmup(schedule, warmup) if warmup else schedule
+
+
+def with_warmup(schedule: Schedule, steps: Any) -> Schedule:
+    return schedule.model_copy(update={"warmup": Warmup.model_validate({"steps": steps})})
+
+
+def to_int(value: float, low: float, high: float) -> int:
+    return int(min(max(round(value), low), high))
+
+
+class Field(NamedTuple):
+    """One declared hyperparameter."""
+
+    name: str
+    hint: Any
+    default: Any
+    low: float
+    high: float
+    help: str
+    is_scalar: bool
+
+    @property
+    def is_int(self) -> bool:
+        return int in (self.hint, *get_args(self.hint)) and float not in (self.hint, *get_args(self.hint))
+
+    @property
+    def bounds(self) -> str:
+        low = "-inf" if self.low == -math.inf else f"{self.low:g}"
+        return f"[{low}, {self.high:g}]" if self.high < math.inf else f">= {low}" if self.low > -math.inf else "any"
+
+
+@lru_cache
+def fields_of(hyperparameters: type) -> dict[str, Field]:
+    hints = get_type_hints(hyperparameters)
+    return {
+        f.name: Field(
+            f.name,
+            hints[f.name],
+            f.default,
+            f.metadata["low"],
+            f.metadata["high"],
+            f.metadata["help"],
+            f.metadata["scalar"],
+        )
+        for f in dataclasses.fields(hyperparameters)
+    }
+
+
+class Controls:
+    """An algorithm's hyperparameters over the course of one run; all that is wrong with them is raised at once."""
+
+    def __init__(self, hyperparameters: type, kwargs: Mapping[str, Any], horizon: int) -> None:
+        self.hyperparameters, self.horizon = hyperparameters, horizon
+        self.fields = fields_of(hyperparameters)
+        self.scalars = scalar_names(hyperparameters)
+        problems = unknown_keys(hyperparameters, kwargs)
+        self.schedules: dict[str, Schedule] = {}
+        values: dict[str, Any] = {}
+        for field in self.fields.values():
+            try:
+                values[field.name] = self._read(field, kwargs)
+            except _Wrong as wrong:
+                problems += wrong.problems
+        if problems:
+            raise ConfigError(Problem(("algo_kwargs", *p.path), p.message) for p in problems)
+        self.varying = {name: schedule for name, schedule in self.schedules.items() if schedule.varies}
+        self.initial = hyperparameters(**values)
+
+    def at(self, step: int) -> Any:
+        """The hyperparameters in force at `step`, as an instance of the algorithm's own class."""
+        if not self.varying:
+            return self.initial
+        now = {name: self._value(self.fields[name], schedule, step) for name, schedule in self.varying.items()}
+        return dataclasses.replace(self.initial, **now)
+
+    def scalars_of(self, hp: Any) -> dict[str, float]:
+        """Every scalar in force, under its own name; one that is switched off is left out."""
+        return {name: value for name in self.scalars if (value := getattr(hp, name)) is not None}
+
+    def resolved(self) -> dict[str, Any]:
+        """All hyperparameters with their defaults, as YAML that reads back to the same."""
+        plain = {name: list(v) if isinstance(v := getattr(self.initial, name), tuple) else v for name in self.fields}
+        return plain | {name: dump_schedule(schedule) for name, schedule in self.schedules.items()}
+
+    def _read(self, field: Field, kwargs: Mapping[str, Any]) -> Any:
+        if not field.is_scalar:
+            return read_setting(field, kwargs[field.name]) if field.name in kwargs else field.default
+        schedule = read_scalar(field, kwargs, self.horizon)
+        if schedule is None:
+            return None
+        self.schedules[field.name] = schedule
+        return self._value(field, schedule, 0)
+
+    def _value(self, field: Field, schedule: Schedule, step: int) -> float:
+        value = schedule.at(step, self.horizon)
+        return to_int(value, field.low, field.high) if field.is_int else min(max(value, field.low), field.high)
+
+
+class _Wrong(Exception):
+    def __init__(self, *problems: Problem) -> None:
+        self.problems = problems
+
+
+def read_scalar(field: Field, kwargs: Mapping[str, Any], horizon: int) -> Schedule | None:
+    """The schedule of a declared scalar, checked against its bounds over the whole run."""
+    key, given = field.name, None
+    try:
+        given = find(kwargs, field.name)
+        if given is not None:
+            key = given.key + next(part for part in ("_schedule", "", "_warmup_steps") if given.key + part in kwargs)
+            if kwargs[key] is None and field.default is not None:
+                raise ValueError("should be a number or a schedule, got nothing")
+        schedule = read_schedule(given, field.default)
+        if schedule is not None:
+            check_order(schedule, horizon)
+            check_bounds(field, schedule, horizon)
+    except ValidationError as error:
+        raise _Wrong(*problems_of(error, (key,), ALL_FIELDS)) from error
+    except ValueError as error:
+        raise _Wrong(Problem((key,), str(error))) from error
+    return schedule
+
+
+def check_bounds(field: Field, schedule: Schedule, horizon: int) -> None:
+    """Integers that a schedule moves are kept in bounds, so for those only the sign can be wrong."""
+    low = min(field.low, 0.0) if field.is_int and schedule.varies else field.low
+    violation = first_violation(schedule, horizon, low=low, high=field.high)
+    if violation is None:
+        return
+    step, value = violation
+    when = f" at step {step:,} of {horizon:,}" if schedule.varies else ""
+    remedy = (
+        "; start the warm-up elsewhere with warmup: {steps: ..., from: ...}" if schedule.warmup and step == 0 else ""
+    )
+    raise ValueError(f"should be {field.bounds.replace('[', 'in [')}, got {value:.10g}{when}{remedy}")
+
+
+def read_setting(field: Field, value: Any) -> Any:
+    """A value that is fixed for the run, checked against its type and bounds."""
+    wrong_kind = isinstance(value, bool) != (field.hint is bool) and field.hint in (int, float, bool)
+    if wrong_kind or (isinstance(value, str) and field.hint in (int, float)):
+        raise _Wrong(Problem((field.name,), f"should be of type {field.hint.__name__}, got {value!r}"))
+    try:
+        value = _adapter(field.hint).validate_python(value)
+    except ValidationError as error:
+        raise _Wrong(*problems_of(error, (field.name,), {})) from error
+    numbers = value if isinstance(value, tuple) else (value,)
+    for number in numbers:
+        if isinstance(number, int | float) and not field.low <= number <= field.high:
+            raise _Wrong(Problem((field.name,), f"should be {field.bounds.replace('[', 'in [')}, got {number}"))
+    return value
+
+
+@lru_cache
+def _adapter(hint: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(hint)
+
+
+def known_keys(hyperparameters: type) -> list[str]:
+    scalars = [name for scalar in scalar_names(hyperparameters) for name in names_of(scalar)]
+    return [*fields_of(hyperparameters), *(name + part for name in scalars for part in PARTS)]
+
+
+def unknown_keys(hyperparameters: type, kwargs: Mapping[str, Any]) -> list[Problem]:
+    """A misspelt hyperparameter is an error, never a silently used default."""
+    known = known_keys(hyperparameters)
+    return [Problem((key,), _unknown(str(key), hyperparameters, known)) for key in kwargs if key not in known]
+
+
+def _unknown(key: str, hyperparameters: type, known: list[str]) -> str:
+    for part in PARTS[1:]:
+        name = key.removesuffix(part)
+        if name != key and name in fields_of(hyperparameters):
+            return f"{name} is a setting, fixed for the whole run; only scalars can be scheduled"
+    return f"unknown hyperparameter{nearest(key, known)}"
+
+
+def resolve(config: TrainConfig, name: str, *, step: int, default: float) -> float:
+    """The value of the number `name` at `step`; ValueError where it is negative."""
+    schedule = read_schedule(find(config.algo_kwargs, name), default)
+    value = default if schedule is None else schedule.at(step, config.horizon)
+    if not value >= 0:
+        raise ValueError(f"{name} should be >= 0, got {value:g} at step {step:,}")
+    return value
+
+
+def resolve_entropy_coefficient(
+    config: TrainConfig, *, step: int, coefficient_key: str = "ent_coef", default: float
+) -> float:
+    return resolve(config, coefficient_key, step=step, default=default)
+
+
+def resolve_clip_coefficient(config: TrainConfig, *, step: int, default: float) -> float:
+    return resolve(config, "clip_coef", step=step, default=default)
+
+
+def resolve_temperature(config: TrainConfig, *, step: int, default: float) -> float:
+    return resolve(config, "temperature", step=step, default=default)
+
+
+def resolve_num_simulations(config: TrainConfig, *, step: int, default: int) -> int:
+    return to_int(resolve(config, "num_simulations", step=step, default=default), 1, math.inf)

@@ -1,0 +1,186 @@
+"""From a YAML file, or a TrainConfig made in Python, to a config that will run: everything wrong with it, at once."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import ValidationError
+
+from rl_training.config import (
+    ConfigError,
+    Document,
+    EnvOptions,
+    Problem,
+    TrainConfig,
+    config_fields,
+    nearest,
+    parse_value,
+    problems_of,
+    read_document,
+)
+from rl_training.envs.factory import nearest_env_ids, registered
+from rl_training.runtime.callbacks import CallbackOptions
+from rl_training.runtime.controls import Controls
+from rl_training.runtime.registry import ALGORITHMS
+
+ANY_HORIZON = 1_000_000  # to look for further problems where total_timesteps is itself one
+
+
+def load_config(path: str | Path, *, overrides: Sequence[str] = (), allow_import: bool = True) -> TrainConfig:
+    """Read a YAML file, apply `key.subkey=value` overrides, and check all of it before anything is made.
+
+    `allow_import=False` refuses an env_id of the form `module:id`, which imports that module.
+    """
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigError([Problem((), f"{path}: there is no such file{_nearest_file(path)}")]) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError([Problem((), f"{path}: cannot be read: {error}")]) from None
+    document = read_document(text, str(path))
+    for override in overrides:
+        apply_override(document, override)
+    return build_config(document.data, document=document, allow_import=allow_import)
+
+
+def build_config(
+    data: Mapping[str, Any], *, document: Document | None = None, allow_import: bool = True
+) -> TrainConfig:
+    """A checked TrainConfig from plain data."""
+    problems: list[Problem] = []
+    config: TrainConfig | None = None
+    try:
+        config = TrainConfig(**data)
+    except ValidationError as error:
+        problems += problems_of(error, (), config_fields())
+    except TypeError:  # keys that are not strings
+        problems += [Problem((str(k),), "keys should be words") for k in data if not isinstance(k, str)]
+    problems += check(data, allow_import=allow_import)
+    if problems or config is None:
+        raise ConfigError(_unique(problems), document)
+    return config
+
+
+def check_config(config: TrainConfig) -> None:
+    """The same checks for a config made in Python."""
+    problems = check({f.name: getattr(config, f.name) for f in dataclasses.fields(config)}, allow_import=True)
+    if problems:
+        raise ConfigError(_unique(problems))
+
+
+def check(data: Mapping[str, Any], *, allow_import: bool) -> list[Problem]:
+    """What is wrong beyond the types of the top-level keys; keys of a wrong type are passed over here."""
+    return [
+        *_check_algorithm(data),
+        *_check_env_id(data.get("env_id"), allow_import),
+        *_check_env_kwargs(data.get("env_kwargs")),
+        *_check_callbacks(data.get("callbacks")),
+        *_check_device(data.get("device", "auto")),
+    ]
+
+
+def _check_algorithm(data: Mapping[str, Any]) -> list[Problem]:
+    algo, kwargs = data.get("algo"), data.get("algo_kwargs")
+    if not isinstance(algo, str):
+        return []
+    if algo not in ALGORITHMS:
+        known = ", ".join(ALGORITHMS)
+        return [Problem(("algo",), f"unknown algorithm {algo!r}{nearest(algo, ALGORITHMS)} (there are: {known})")]
+    if not isinstance(kwargs, Mapping):
+        return []
+    horizon = data.get("schedule_horizon") or data.get("total_timesteps")
+    if not isinstance(horizon, int | float) or horizon < 1:
+        horizon = ANY_HORIZON
+    try:
+        Controls(ALGORITHMS[algo].recipe.hyperparameters, kwargs, int(horizon))
+    except ConfigError as error:
+        return error.problems
+    return []
+
+
+def _check_env_id(env_id: Any, allow_import: bool) -> list[Problem]:
+    if not isinstance(env_id, str):
+        return []
+    module, colon, _ = env_id.partition(":")
+    if colon and not allow_import:
+        return [
+            Problem(("env_id",), f"{env_id!r} imports the module {module!r}, which runs its code: pass --allow-import")
+        ]
+    try:
+        if registered(env_id):
+            return []
+    except (ImportError, ValueError) as error:
+        return [Problem(("env_id",), f"{env_id!r}: {error}")]
+    names = nearest_env_ids(env_id)
+    hint = f"; did you mean {' or '.join(map(repr, names))}?" if names else ""
+    return [Problem(("env_id",), f"no environment {env_id!r} is registered with Gymnasium{hint}")]
+
+
+def _check_env_kwargs(kwargs: Any) -> list[Problem]:
+    if not isinstance(kwargs, Mapping):
+        return []
+    ours = {key: kwargs[key] for key in EnvOptions.model_fields if key in kwargs}
+    try:
+        EnvOptions.model_validate(ours)
+    except ValidationError as error:
+        return problems_of(error, ("env_kwargs",), EnvOptions.model_fields)
+    return []
+
+
+def _check_callbacks(callbacks: Any) -> list[Problem]:
+    if not isinstance(callbacks, Mapping):
+        return []
+    try:
+        CallbackOptions.model_validate(dict(callbacks))
+    except ValidationError as error:
+        return problems_of(error, ("callbacks",), CallbackOptions.model_fields)
+    return []
+
+
+def _check_device(name: Any) -> list[Problem]:
+    if not isinstance(name, str) or name == "auto":
+        return []
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        return [Problem(("device",), f"should be auto, cpu, cuda, cuda:<index> or mps, got {name!r}")]
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        return [
+            Problem(
+                ("device",), f"{name!r} is not there: torch sees {torch.cuda.device_count()} CUDA devices; use auto"
+            )
+        ]
+    return []
+
+
+def apply_override(document: Document, override: str) -> None:
+    """`algo_kwargs.clip_coef=0.1` sets that key, making mappings on the way."""
+    key, equals, text = override.partition("=")
+    path = tuple(key.strip().split("."))
+    if not equals or not all(path):
+        raise ConfigError([Problem((), f"--set takes key=value, such as algo_kwargs.clip_coef=0.1, got {override!r}")])
+    target: Any = document.data
+    for part in path[:-1]:
+        if target.get(part) is None:
+            target[part] = {}
+        target = target[part]
+        if not isinstance(target, dict):
+            raise ConfigError([Problem((), f"--set {override}: {part!r} is not a mapping")])
+    target[path[-1]] = parse_value(text)
+    for known in [line for line in document.lines if line[: len(path)] == path]:
+        del document.lines[known]  # an error in it stands on no line of the file
+
+
+def _unique(problems: list[Problem]) -> list[Problem]:
+    return list(dict.fromkeys(problems))
+
+
+def _nearest_file(path: Path) -> str:
+    if not path.parent.is_dir():
+        return ""
+    return nearest(path.name, (p.name for p in path.parent.iterdir() if p.suffix in (".yaml", ".yml")))

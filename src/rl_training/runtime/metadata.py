@@ -1,0 +1,121 @@
+"""What a run was made with, in `metadata.json`, and files that are written whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from datetime import datetime, timezone
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+METADATA = "metadata.json"
+PACKAGES = ("torch", "gymnasium", "numpy", "numba", "safetensors", "tensorboard", "ale-py", "mujoco", "envpool", "ray")
+
+
+def write_metadata(
+    run_dir: Path, *, command: str | Sequence[str], seed: int, extra: dict[str, Any] | None = None
+) -> Path:
+    """Everything needed to make the run again: versions, commit, command, seed, machine; `extra` adds the device."""
+    metadata = {
+        "command": command if isinstance(command, str) else shlex.join(command),
+        "seed": seed,
+        "num_threads": thread_count(),
+        "status": "running",
+        "started": now(),
+        "versions": package_versions(),
+        "git": git_state(Path.cwd()),
+        "platform": platform.platform(),
+        "cpu_count": os.cpu_count(),
+        "hostname": platform.node(),
+        **(extra or {}),
+    }
+    return write_json_atomic(Path(run_dir) / METADATA, metadata)
+
+
+def update_metadata(run_dir: Path, **more: Any) -> Path:
+    """Add to `metadata.json`, with the time; started anew if it is gone or damaged: bookkeeping never stops a run."""
+    path = Path(run_dir) / METADATA
+    try:
+        metadata = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        metadata = {}
+    return write_json_atomic(path, {**(metadata if isinstance(metadata, dict) else {}), "updated": now(), **more})
+
+
+def now() -> str:
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")
+
+
+def thread_count() -> int | None:
+    """Torch's threads, if torch is in use; this module does not import it."""
+    torch = sys.modules.get("torch")
+    return torch.get_num_threads() if torch is not None else None
+
+
+def package_version(name: str = "rl-training") -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def package_versions() -> dict[str, str]:
+    versions = {name: package_version(name) for name in PACKAGES}
+    installed = {name: found for name, found in versions.items() if found is not None}
+    return {"python": platform.python_version(), "rl_training": package_version() or "unknown", **installed}
+
+
+def git_state(directory: Path) -> dict[str, Any] | None:
+    """Commit and dirty flag of the work tree around `directory`; None outside one or without git."""
+    commit = _git(directory, "rev-parse", "HEAD")
+    if commit is None:
+        return None
+    changes = _git(directory, "status", "--porcelain", "--untracked-files=no")
+    return {"commit": commit, "dirty": None if changes is None else bool(changes)}
+
+
+def _git(directory: Path, *arguments: str) -> str | None:
+    # fsmonitor is a program that the repository names: reading its state must not run it. Nor take its lock.
+    command = ["git", "-c", "core.fsmonitor=false", "--no-optional-locks", "-C", str(directory), *arguments]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=2, stdin=subprocess.DEVNULL, check=False)
+    except (OSError, subprocess.SubprocessError, UnicodeDecodeError):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def write_text_atomic(path: Path, text: str) -> Path:
+    """Readers see the old content or the new one, also after a crash."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(temporary, "w", encoding="utf-8", newline="\n") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    sync_directory(path.parent)
+    return path
+
+
+def write_json_atomic(path: Path, value: Any) -> Path:
+    return write_text_atomic(path, json.dumps(value, indent=2) + "\n")
+
+
+def sync_directory(directory: Path) -> None:
+    """Make renames in `directory` last."""
+    if os.name == "posix":  # elsewhere a directory cannot be opened
+        descriptor = os.open(directory, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

@@ -1,0 +1,185 @@
+"""The numbers of a run: `metrics.jsonl`, TensorBoard, and Weights & Biases if asked for."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+import time
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from rl_training.types import Metrics
+
+FLUSH_SECONDS = 5.0
+TIME_NAMES = ("time", "fps", "elapsed", "per_second", "seconds")
+
+
+class TrainingDiverged(FloatingPointError):
+    """A loss is no longer a finite number."""
+
+    def __init__(self, step: int, name: str, value: float, *, remedy: str = "try a lower learning rate") -> None:
+        super().__init__(f"training diverged at step {step:,}: {name} is {value}; {remedy}")
+        self.step, self.name, self.value = step, name, value
+
+
+def check_finite(metrics: Mapping[str, float], step: int) -> None:
+    """Refuse to go on from a NaN or infinite metric; hand in only what must be finite."""
+    for name, value in metrics.items():
+        if not math.isfinite(value):
+            raise TrainingDiverged(step, name, float(value))
+
+
+class RunningMeans:
+    """Means of the update metrics since the last log line, each over the updates that reported it."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, float] = {}
+        self._counts: dict[str, int] = {}
+
+    def add(self, metrics: Mapping[str, float]) -> None:
+        for name, value in metrics.items():
+            self._sums[name] = self._sums.get(name, 0.0) + float(value)
+            self._counts[name] = self._counts.get(name, 0) + 1
+
+    def mean(self) -> Metrics:
+        """The means since the last call."""
+        means = {name: total / self._counts[name] for name, total in self._sums.items()}
+        self._sums, self._counts = {}, {}
+        return means
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"sums": dict(self._sums), "counts": dict(self._counts)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._sums, self._counts = dict(state["sums"]), dict(state["counts"])
+
+
+def tensorboard_tag(name: str, schedule_names: Collection[str]) -> str:
+    """The group under which TensorBoard shows a metric: schedule/, eval/, loss/, time/ or train/."""
+    if name in schedule_names:
+        return f"schedule/{name}"
+    for group in ("eval", "train", "time"):
+        if name.startswith(f"{group}_"):
+            return f"{group}/{name.removeprefix(f'{group}_')}"
+    if is_loss(name):
+        return f"loss/{name}"
+    if name.endswith(TIME_NAMES):
+        return f"time/{name}"
+    return f"train/{name}"
+
+
+def is_loss(name: str) -> bool:
+    return name == "loss" or name.endswith("_loss") or name.startswith("loss_")
+
+
+class MetricsLog:
+    """Writes each record once to every sink; files are opened once and flushed every few seconds."""
+
+    def __init__(
+        self,
+        run_dir: Path,
+        *,
+        schedule_names: Collection[str] = (),
+        tensorboard: bool = True,
+        wandb: dict[str, Any] | None = None,
+    ) -> None:
+        run_dir = Path(run_dir)
+        run_dir.mkdir(parents=True, exist_ok=True)
+        self._schedule_names = frozenset(schedule_names)
+        self.path = run_dir / "metrics.jsonl"
+        # Weights & Biases first: it is the one that may be missing, and nothing has been written yet.
+        self._wandb = _start_wandb(run_dir, wandb) if wandb is not None else None
+        if self.path.exists():
+            raise FileExistsError(f"{self.path} belongs to an earlier run; resume that run or choose another folder")
+        self._file = open(self.path, "ab")  # noqa: SIM115 - closed by close()
+        self._events = EventFile(run_dir / "tensorboard") if tensorboard else None
+        self._flushed = time.monotonic()
+
+    def write(self, metrics: Mapping[str, float]) -> None:
+        """One line; `metrics` has `global_step`."""
+        step = int(metrics["global_step"])
+        clean = {name: _plain(value) for name, value in metrics.items()}
+        self._file.write(json.dumps(clean, allow_nan=False).encode() + b"\n")
+        tagged = {
+            tensorboard_tag(name, self._schedule_names): value
+            for name, value in clean.items()
+            if name != "global_step" and isinstance(value, int | float)
+        }
+        if self._events is not None:
+            self._events.write(step, tagged)
+        if self._wandb is not None:
+            self._wandb.log(tagged, step=step)
+        if time.monotonic() - self._flushed > FLUSH_SECONDS:
+            self.flush()
+
+    def flush(self) -> None:
+        self._flushed = time.monotonic()
+        self._file.flush()
+        if self._events is not None:
+            self._events.flush()
+
+    def close(self) -> None:
+        if self._file.closed:
+            return
+        self._file.close()
+        if self._events is not None:
+            self._events.close()
+        if self._wandb is not None:
+            self._wandb.finish()
+
+    def __enter__(self) -> MetricsLog:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class EventFile:
+    """A TensorBoard event file, through TensorBoard's own records.
+
+    Its EventFileWriter costs a thread and, where TensorFlow is installed, seconds of import; torch's costs more still.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        self._event, self._summary = Event, Summary
+        directory.mkdir(parents=True, exist_ok=True)
+        name = f"events.out.tfevents.{time.time():.6f}.{platform.node() or 'localhost'}.{os.getpid()}"
+        self._file: BinaryIO = open(directory / name, "xb")  # noqa: SIM115 - closed by close()
+        self._records = RecordWriter(self._file)
+        self._add(Event(wall_time=time.time(), file_version="brain.Event:2"))
+        self.flush()
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        entries = [self._summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]
+        self._add(self._event(wall_time=time.time(), step=step, summary=self._summary(value=entries)))
+
+    def _add(self, event: Any) -> None:
+        self._records.write(event.SerializeToString())
+
+    def flush(self) -> None:
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _plain(value: Any) -> float | int | str | None:
+    """A JSON value: numpy and 0-d tensor scalars become Python's, what is not finite becomes null."""
+    if not isinstance(value, int | float | str | None):
+        value = value.item()
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _start_wandb(run_dir: Path, options: dict[str, Any]) -> Any:
+    try:
+        import wandb
+    except ImportError as error:
+        raise ImportError('wandb logging needs wandb: pip install "rl-training[wandb]"') from error
+    return wandb.init(dir=str(run_dir), **options)

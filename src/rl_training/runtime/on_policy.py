@@ -1,0 +1,25 @@
+"""The on-policy loop: collect a rollout, learn from it, throw it away."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rl_training.config import TrainConfig
+from rl_training.data.rollout import Rollout
+from rl_training.runtime.run import TrainingRun, TrainResult
+from rl_training.runtime.setup import Recipe
+
+
+def run_on_policy(config: TrainConfig, recipe: Recipe, **options: Any) -> TrainResult:
+    with TrainingRun(config, recipe, **options) as run:
+        algorithm, runner = run.algorithm, run.runner
+        rollout = Rollout(algorithm.hp.num_steps, config.num_envs)
+        while run.running:
+            rollout.reset()
+            env_steps = 0
+            while not rollout.full:
+                rollout.add(runner.step(algorithm.act))
+                env_steps += runner.live_steps
+            run.advance(env_steps)
+            run.record(algorithm.update(rollout))
+        return run.finish()

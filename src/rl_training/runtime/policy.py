@@ -1,0 +1,54 @@
+"""A trained policy, alone: from observations to actions, without an environment or a training run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from rl_training.algorithms.base import Algorithm
+from rl_training.envs.normalize import Normalizer
+from rl_training.envs.spaces import ObservationLayout
+from rl_training.types import Array, Observation
+
+
+class Policy:
+    """`policy.act(obs)` takes what the environment shows and returns what it takes, for one or for N environments."""
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        layout: ObservationLayout,
+        to_env: Callable[[Array], Array],
+        normalizer: Normalizer | None,
+        seed: int,
+    ) -> None:
+        self.algorithm, self.layout, self.to_env, self.normalizer = algorithm, layout, to_env, normalizer
+        self.rng = np.random.default_rng(seed)
+        self.memory: Any = None
+
+    def reset(self) -> None:
+        """Forget what a recurrent policy remembers: call it where an episode begins."""
+        self.memory = None
+
+    def act(self, obs: Any, *, deterministic: bool = True) -> Any:
+        """The action for one observation, or actions [N, ...] for observations [N, ...]."""
+        batch, single = self._batch(obs)
+        decision = self.algorithm.act(batch, self.memory, explore=not deterministic, rng=self.rng)
+        self.memory = decision.memory
+        action = self.to_env(decision.action)
+        return action[0] if single else action
+
+    __call__ = act
+
+    def _batch(self, obs: Any) -> tuple[Observation, bool]:
+        single = self.layout.is_one(obs)
+        if single:
+            batch = self.layout.empty(1)
+            self.layout.write(batch, 0, obs)
+        else:
+            batch = self.layout.batch(obs)
+        if self.normalizer is not None:
+            batch = self.normalizer.observation(batch)
+        return batch, single

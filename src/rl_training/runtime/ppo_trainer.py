@@ -1,0 +1,32 @@
+"""PPO, assembled: an actor-critic for the spaces at hand, run on-policy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from rl_training.algorithms.ppo import PPO, PPOHyperparameters
+from rl_training.config import TrainConfig
+from rl_training.models.actor_critic import ActorCritic
+from rl_training.runtime.callbacks import Callback
+from rl_training.runtime.on_policy import run_on_policy
+from rl_training.runtime.run import TrainResult
+from rl_training.runtime.setup import Recipe
+from rl_training.types import Spaces
+
+
+def build_ppo(spaces: Spaces, hp: PPOHyperparameters, *, rng: np.random.Generator, device: torch.device) -> PPO:
+    model = ActorCritic(spaces, hidden_sizes=hp.hidden_sizes, activation=hp.activation, log_std_init=hp.log_std_init)
+    return PPO(model, hp, rng=rng, device=device)
+
+
+PPO_RECIPE = Recipe("proximal policy optimization, clipped (Schulman et al., 2017)", PPOHyperparameters, build_ppo)
+
+
+def train_ppo(
+    config: TrainConfig, *, run_suffix: str | None = None, callbacks: Sequence[Callback] = (), **options: Any
+) -> TrainResult:
+    return run_on_policy(config, PPO_RECIPE, run_suffix=run_suffix, callbacks=callbacks, **options)

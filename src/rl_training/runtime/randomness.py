@@ -1,0 +1,52 @@
+"""Where random numbers come from: one named stream per use, all decided by the seed of the run."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+
+from rl_training.types import State
+
+STREAMS = ("model", "learner", "environments", "evaluation")
+
+
+def seed_of(seed: int, stream: str) -> int:
+    """A 32-bit seed for one use, so that no two uses share a stream and none depends on how much another draws."""
+    sequence = np.random.SeedSequence(seed, spawn_key=(STREAMS.index(stream),))
+    return int(sequence.generate_state(1)[0])
+
+
+def generator(seed: int, stream: str) -> np.random.Generator:
+    return np.random.default_rng(seed_of(seed, stream))
+
+
+def global_state() -> State:
+    """The process-wide generators. We draw from none of them, but environments may."""
+    version, internal, gauss = random.getstate()
+    kind, keys, *rest = np.random.get_state(legacy=True)
+    return {
+        "python": [version, list(internal), gauss],
+        "numpy": [kind, keys, *rest],
+        "torch": torch.get_rng_state(),
+    }
+
+
+def set_global_state(state: State) -> None:
+    version, internal, gauss = state["python"]
+    random.setstate((version, tuple(internal), gauss))
+    np.random.set_state(tuple(state["numpy"]))
+    torch.set_rng_state(state["torch"])
+
+
+@contextlib.contextmanager
+def untouched_global_state() -> Iterator[None]:
+    """Whatever happens inside, what comes after draws the same numbers."""
+    state = global_state()
+    try:
+        yield
+    finally:
+        set_global_state(state)

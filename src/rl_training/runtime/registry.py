@@ -1,0 +1,22 @@
+"""The algorithms there are. A line here makes one exist: in YAML, on the command line, in the contract tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from rl_training.runtime.a2c_trainer import A2C_RECIPE, train_a2c
+from rl_training.runtime.ppo_trainer import PPO_RECIPE, train_ppo
+from rl_training.runtime.run import TrainResult
+from rl_training.runtime.setup import Recipe
+
+
+class Entry(NamedTuple):
+    recipe: Recipe
+    train: Callable[..., TrainResult]
+
+
+ALGORITHMS: dict[str, Entry] = {
+    "a2c": Entry(A2C_RECIPE, train_a2c),
+    "ppo": Entry(PPO_RECIPE, train_ppo),
+}

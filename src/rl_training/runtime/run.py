@@ -1,0 +1,335 @@
+"""A training run: everything a loop needs that is not the algorithm itself."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import torch
+import yaml
+
+from rl_training.config import InputError, TrainConfig
+from rl_training.envs.factory import make_envs
+from rl_training.envs.runner import EnvRunner
+from rl_training.envs.space_json import space_to_json
+from rl_training.runtime.callbacks import Callback, build_callbacks
+from rl_training.runtime.checkpoints import Checkpoint, prune_checkpoints, save_checkpoint, step_dir_name
+from rl_training.runtime.controls import Controls
+from rl_training.runtime.evaluation import evaluate
+from rl_training.runtime.interrupts import Interrupts
+from rl_training.runtime.metadata import update_metadata, write_metadata, write_text_atomic
+from rl_training.runtime.metrics import MetricsLog, RunningMeans, TrainingDiverged, check_finite
+from rl_training.runtime.progress import Progress, make_progress
+from rl_training.runtime.randomness import global_state, seed_of, set_global_state
+from rl_training.runtime.setup import (
+    Recipe,
+    build_algorithm,
+    clips_reward,
+    config_to_dict,
+    make_normalizer,
+    make_run_dir,
+    pick_device,
+    pick_threads,
+    wandb_options,
+)
+from rl_training.types import Metrics, State
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    run_dir: Path
+    checkpoint_path: Path
+    metrics: Metrics
+
+
+class TrainingInterrupted(KeyboardInterrupt):
+    """Ctrl-C or SIGTERM: training stopped at a checkpoint, from which it can be resumed."""
+
+    def __init__(self, result: TrainResult) -> None:
+        super().__init__(f"interrupted at step {int(result.metrics['global_step']):,}; saved {result.checkpoint_path}")
+        self.result = result
+
+
+class TrainingRun:
+    """The clock, the environments, the log, evaluation and checkpoints of one run."""
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        recipe: Recipe,
+        *,
+        run_suffix: str | None = None,
+        callbacks: Sequence[Callback] = (),
+        resume: Checkpoint | None = None,
+        progress: str = "auto",
+    ) -> None:
+        self.config, self.recipe, self.resume = config, recipe, resume
+        self.controls = Controls(recipe.hyperparameters, config.algo_kwargs, config.horizon)
+        self.step, self.evaluations, self.best_eval = 0, 0, -math.inf
+        self.metrics: Metrics = {}
+        self.means = RunningMeans()
+        self.stop_reason: str | None = None
+        self.parts: dict[str, Any] = {}
+        self._recorded, self._logged, self._evaluated, self._saved = 0, -1, -1, -1  # the steps of the last of each
+        self.checkpoint_path: Path | None = None
+        self._build()
+        try:
+            self.callbacks = [*build_callbacks(config.callbacks), *callbacks]
+            for i, callback in enumerate(self.callbacks):
+                if hasattr(callback, "state_dict"):
+                    self.keep(f"callback_{i}", callback)
+            self.dir = make_run_dir(config, run_suffix, resume)
+            self._describe_run()
+            self.log = MetricsLog(self.dir, wandb=wandb_options(config), schedule_names=set(self.controls.scalars))
+            self.progress: Progress = make_progress(progress, schedule_names=tuple(self.controls.varying))
+            self.keep("run", self)
+        except BaseException:
+            self.envs.close()
+            raise
+        self.interrupts = Interrupts(self._interrupt)
+
+    def _build(self) -> None:
+        config, recipe = self.config, self.recipe
+        seed = seed_of(config.seed, "environments")
+        try:
+            self.envs = make_envs(
+                config.env_id, num_envs=config.num_envs, seed=seed, env_kwargs=config.env_kwargs, training=True
+            )
+        except (ValueError, ImportError) as error:
+            raise InputError(str(error)) from error
+        try:
+            self.normalizer = make_normalizer(config, self.envs.single_observation_space, config.num_envs)
+            self.runner = EnvRunner(
+                self.envs,
+                seed=seed,
+                box_actions=recipe.box_actions,
+                normalizer=self.normalizer,
+                clip_reward=clips_reward(config),
+            )
+            self.device = pick_device(config.device, self.runner.spaces)
+            self.algorithm = build_algorithm(config, recipe, self.runner.spaces, self.controls.at(0), self.device)
+            self._threads = torch.get_num_threads()
+            torch.set_num_threads(pick_threads(config.num_threads, self.algorithm, self.device))
+            self.keep("algorithm", self.algorithm)
+            if self.normalizer is not None:
+                self.keep("normalizer", self.normalizer)
+            self.keep("runner", self.runner)
+            self.advance(0)
+        except (ValueError, ImportError) as error:
+            self.envs.close()
+            raise InputError(str(error)) from error
+
+    def _describe_run(self) -> None:
+        config_text = yaml.safe_dump(config_to_dict(self.config, self.controls), sort_keys=False)
+        write_text_atomic(self.dir / "config.yaml", config_text)
+        write_metadata(
+            self.dir,
+            command=sys.argv,
+            seed=self.config.seed,
+            extra={
+                "device": str(self.device),
+                "num_threads": torch.get_num_threads(),
+                "backend": type(self.envs).__name__,
+                "schedule_horizon": self.config.horizon,
+                "resumed_from": str(self.resume.path) if self.resume else None,
+                "resumed_at_step": self.resume.step if self.resume else None,
+                "environments_not_restored": self.runner.not_restored,
+                "status": "running",
+            },
+        )
+
+    @property
+    def running(self) -> bool:
+        return self.step < self.config.total_timesteps and self.stop_reason is None
+
+    def stop(self, reason: str) -> None:
+        """Stop after the record now under way; `reason` is printed and saved."""
+        self.stop_reason = self.stop_reason or reason
+
+    def _interrupt(self, reason: str) -> None:
+        self.stop(reason)
+        self.progress.message("stopping at the next checkpoint; press Ctrl-C again to quit without one")
+
+    def keep(self, name: str, part: Any) -> None:
+        """Make `part` belong to the run: saved with it and, when resuming, restored with it."""
+        self.parts[name] = part
+        if self.resume and name in self.resume.state:
+            part.load_state_dict(self.resume.state[name])
+
+    def advance(self, env_steps: int) -> None:
+        """Move the clock. Every schedule takes effect here, and only here."""
+        self.step += env_steps
+        self.algorithm.hp = self.controls.at(self.step)
+        if self.normalizer is not None and hasattr(self.algorithm.hp, "gamma"):
+            self.normalizer.gamma = self.algorithm.hp.gamma
+
+    def record(self, metrics: Metrics) -> None:
+        """End one iteration: log it and, when they are due, evaluate, call back and save."""
+        self._check(metrics)
+        self.means.add(metrics)
+        before, self._recorded = self._recorded, self.step
+        if crossed(self.config.log_interval, before, self.step):
+            self._log()
+        if crossed(self.config.eval_interval, before, self.step):
+            self.evaluate()
+        for callback in self.callbacks:
+            callback(self)
+        if crossed(self.config.checkpoint_interval, before, self.step):
+            self.save()
+
+    def _check(self, metrics: Metrics) -> None:
+        try:
+            check_finite(metrics, self.step)
+        except TrainingDiverged as diverged:
+            kept = (
+                f"the last good checkpoint is {self.checkpoint_path}" if self.checkpoint_path else "no checkpoint yet"
+            )
+            raise TrainingDiverged(diverged.step, diverged.name, diverged.value, remedy=kept) from None
+
+    def _current(self) -> Metrics:
+        returns, lengths = self.runner.recent_returns, self.runner.recent_lengths
+        trained = self.step - (self.resume.step if self.resume else 0)
+        return {
+            "global_step": self.step,
+            "gradient_steps": self.algorithm.gradient_steps,
+            "train_return_mean": fmean(returns) if returns else math.nan,
+            "train_length_mean": fmean(lengths) if lengths else math.nan,
+            "steps_per_second": trained / max(time.perf_counter() - self._clock_zero, 1e-9),
+            **self.controls.scalars_of(self.algorithm.hp),
+        }
+
+    def _log(self) -> None:
+        if self._logged == self.step:
+            return
+        self._logged = self.step
+        self.metrics |= self.means.mean() | self._current()
+        self.log.write(self.metrics)
+        self.progress.update(self.step, self.metrics)
+
+    def evaluate(self) -> None:
+        """Evaluate the policy as it is now; the best so far is saved as `checkpoints/best`."""
+        started = time.perf_counter()
+        result = evaluate(self.algorithm, self.config, box_actions=self.recipe.box_actions, normalizer=self.normalizer)
+        self._clock_zero += time.perf_counter() - started  # steps_per_second is the speed of training
+        self.metrics |= result | self._current()
+        self.evaluations, self._evaluated = self.evaluations + 1, self.step
+        self.log.write(self._current() | result)
+        mean, std, episodes = result.values()
+        self.progress.message(f"evaluation at step {self.step:,}: {mean:.1f} ± {std:.1f} over {episodes:.0f} episodes")
+        self.progress.update(self.step)
+        if result["eval_return_mean"] > self.best_eval:
+            self.best_eval = result["eval_return_mean"]
+            self._write(self.dir / "checkpoints" / "best")
+
+    def save(self) -> Path:
+        """Write a checkpoint of everything that was kept, and let the oldest go."""
+        folder = self.dir / "checkpoints"
+        if self._saved != self.step:
+            self.checkpoint_path = self._write(folder / step_dir_name(self.step))
+            self._saved = self.step
+            prune_checkpoints(folder, self.config.keep_checkpoints)
+        assert self.checkpoint_path is not None
+        return self.checkpoint_path
+
+    def _write(self, path: Path) -> Path:
+        spaces = self.runner.spaces
+        info = {
+            "global_step": self.step,
+            "algo": self.config.algo,
+            "env_id": self.config.env_id,
+            "metrics": {k: v for k, v in self.metrics.items() if math.isfinite(v)},
+            "spaces": {
+                "observation": space_to_json(spaces.observation),
+                "action": space_to_json(spaces.action),
+                "env_observation": space_to_json(self.envs.layout.source),
+                "env_action": space_to_json(self.envs.single_action_space),
+            },
+        }
+        state = {name: part.state_dict() for name, part in self.parts.items()}
+        return save_checkpoint(path, state=state, config=config_to_dict(self.config, self.controls), info=info)
+
+    def state_dict(self) -> State:
+        return {
+            "step": self.step,
+            "evaluations": self.evaluations,
+            "evaluated": self._evaluated,
+            "best_eval": self.best_eval,
+            "metrics": dict(self.metrics),
+            "means": self.means.state_dict(),
+            "generators": global_state(),
+        }
+
+    def load_state_dict(self, state: State) -> None:
+        self.evaluations, self.best_eval, self.metrics = (
+            state["evaluations"],
+            state["best_eval"],
+            dict(state["metrics"]),
+        )
+        self._evaluated = state["evaluated"]
+        self.means.load_state_dict(state["means"])
+        set_global_state(state["generators"])
+        self.step = 0
+        self.advance(state["step"])
+        self._recorded = self.step
+
+    def finish(self) -> TrainResult:
+        """The last checkpoint, the last evaluation, the last line of the log."""
+        interrupted = self.interrupts.received is not None
+        path = self.save()  # before the log, which starts new means: a resumed run goes on with these
+        self._log()
+        if not interrupted and self._evaluated != self.step:
+            self.evaluate()
+        result = TrainResult(self.dir, path, dict(self.metrics))
+        status = f"stopped: {self.stop_reason}" if self.stop_reason else "finished"
+        update_metadata(self.dir, status=status, global_step=self.step)
+        if self.stop_reason:
+            self.progress.message(f"stopped at step {self.step:,}: {self.stop_reason}")
+        if interrupted:
+            raise TrainingInterrupted(result)
+        return result
+
+    def __enter__(self) -> TrainingRun:
+        title = f"{self.config.algo} on {self.config.env_id}"
+        self._clock_zero = time.perf_counter()
+        self.interrupts.install()
+        self.progress.start(self.config.total_timesteps, title, self.step)
+        for line in resume_notes(self):
+            self.progress.message(line)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        self.progress.stop()
+        self.log.close()
+        self.envs.close()
+        self.interrupts.remove()
+        torch.set_num_threads(self._threads)
+        if error is not None and not isinstance(error, TrainingInterrupted):
+            with contextlib.suppress(OSError):
+                update_metadata(self.dir, status=f"failed: {type(error).__name__}: {error}")
+
+
+def resume_notes(run: TrainingRun) -> list[str]:
+    """What a resumed run tells its user: from where, over which horizon, and what could not be restored."""
+    if run.resume is None:
+        return []
+    notes = [f"resumed from {run.resume.path} at step {run.step:,}; schedules run over {run.config.horizon:,} steps"]
+    lost = run.runner.not_restored
+    if lost:
+        which = "all environments" if len(lost) == run.config.num_envs else f"environments {', '.join(map(str, lost))}"
+        notes.append(
+            f"{which} cannot give back their state and began new episodes: from here on the run is a valid "
+            "continuation, but not bit for bit the one that was interrupted"
+        )
+    return notes
+
+
+def crossed(interval: int, before: int, now: int) -> bool:
+    """Whether a multiple of `interval` lies in (before, now]; never for interval 0."""
+    return interval > 0 and now // interval > before // interval

@@ -1,0 +1,443 @@
+"""A schedule is one number as a function of the training step.
+
+Every schedule runs over `duration` (the whole horizon unless told otherwise) and then holds its last value. With L its
+length in env steps and s = min(step, L - 1), progress = s / (L - 1), so `end` is reached exactly on the last step.
+Amounts are env steps, or per cent (`50%`) of the length of the schedule they stand in.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
+
+from rl_training.config import Float, Options, nearest, problems_of
+
+
+def _amount(value: Any) -> Any:
+    if isinstance(value, str) and value.strip().endswith("%"):
+        try:
+            percent = float(value.strip()[:-1])
+        except ValueError:
+            percent = math.nan
+        if not 0 <= percent <= 100:
+            raise ValueError("should be a per cent from 0% to 100%")
+        return f"{percent:g}%"
+    if isinstance(value, bool | str) or value != int(value) or value < 0:
+        raise ValueError("should be a whole number of env steps, or per cent of the horizon such as 50%")
+    return int(value)
+
+
+Amount = Annotated[
+    int | str,
+    BeforeValidator(_amount),
+    Field(json_schema_extra={"pattern": r"^[0-9.]+\s*%$"}),
+]
+
+
+def _positive(value: Any) -> Any:
+    if value in (0, "0%"):
+        raise ValueError("should be more than 0")
+    return value
+
+
+Duration = Annotated[Amount, AfterValidator(_positive)]
+
+
+def fraction(amount: int | str) -> float | None:
+    """0.5 for "50%"; None for a number of steps."""
+    return float(amount[:-1]) / 100 if isinstance(amount, str) else None
+
+
+def length_of(duration: int | str, horizon: int) -> int:
+    """A duration in env steps, at least 1."""
+    part = fraction(duration)
+    return max(1, round(part * horizon) if part is not None else int(duration))
+
+
+def position_of(amount: int | str, length: int) -> float:
+    """A point in time; 100% is the last step."""
+    part = fraction(amount)
+    return part * (length - 1) if part is not None else float(amount)
+
+
+class Warmup(Options):
+    """Approach the schedule from `from`: value = from + (value - from) * min((s + 1) / steps, 1)."""
+
+    steps: Amount = Field(description="env steps, or per cent of the horizon")
+    from_: Float = Field(0.0, alias="from", description="value to start from")
+
+
+def _warmup(value: Any) -> Any:
+    return value if isinstance(value, Mapping | Warmup) else {"steps": value}
+
+
+class Schedule(Options):
+    """What all kinds share; a kind says `value(s, length)` and where its extremes can lie."""
+
+    needs: ClassVar[str | None] = None  # what a bare word lacks, for the error
+
+    duration: Duration | None = Field(None, description="how long it runs before holding its last value; default: all")
+    warmup: Annotated[Warmup, BeforeValidator(_warmup)] | None = Field(None, description="approach from another value")
+
+    def at(self, step: int, horizon: int) -> float:
+        """The value in force at env step `step` of a run planned for `horizon` env steps."""
+        step = min(max(step, 0), horizon - 1)
+        length = horizon if self.duration is None else length_of(self.duration, horizon)
+        value = self.value(min(step, length - 1), length)
+        if self.warmup is None:
+            return value
+        share = min((step + 1) / length_of(self.warmup.steps, horizon), 1.0)
+        return self.warmup.from_ + (value - self.warmup.from_) * share if share < 1 else value
+
+    def value(self, s: int, length: int) -> float:
+        raise NotImplementedError  # pragma: no cover
+
+    def knots(self, length: int) -> Iterator[float]:
+        """Steps between which the value is monotone."""
+        yield from (0, length - 1)
+
+    @property
+    def last_value(self) -> float | None:
+        """Where the next segment of a sequence may start; None if it must say so itself."""
+        return None
+
+    @property
+    def varies(self) -> bool:
+        return True
+
+
+class Constant(Schedule):
+    kind: Literal["constant"] = "constant"
+    start: Float = Field(description="the value")
+
+    def value(self, s: int, length: int) -> float:
+        return self.start
+
+    @property
+    def last_value(self) -> float:
+        return self.start
+
+    @property
+    def varies(self) -> bool:
+        return self.warmup is not None
+
+
+class Decay(Schedule):
+    """From `start` to `end`; a kind says how much of `start` is left at a progress of 0 to 1."""
+
+    start: Float = Field(description="value at the first step; default: the fixed value")
+    end: Float = Field(0.0, description="value at the last step")
+
+    def value(self, s: int, length: int) -> float:
+        left = self.left(s / (length - 1) if length > 1 else 1.0)
+        return self.start * left + self.end * (1.0 - left)
+
+    def left(self, progress: float) -> float:
+        raise NotImplementedError  # pragma: no cover
+
+    @property
+    def last_value(self) -> float:
+        return self.end
+
+
+class Linear(Decay):
+    kind: Literal["linear"] = "linear"
+
+    def left(self, progress: float) -> float:
+        return 1.0 - progress
+
+
+class Cosine(Decay):
+    kind: Literal["cosine"] = "cosine"
+
+    def left(self, progress: float) -> float:
+        return 0.5 * (1.0 + math.cos(math.pi * progress))
+
+
+class Exponential(Decay):
+    """e^(-rate * progress), shifted and scaled to run from start to end.
+
+    With the default rate ln(start / end) this is the geometric interpolation start * (end / start)^progress.
+    """
+
+    kind: Literal["exponential"] = "exponential"
+    rate: Float | None = Field(
+        None, gt=0, le=100, description="decay rate; default: ln(start / end), or 5 where that is undefined"
+    )
+
+    def left(self, progress: float) -> float:
+        rate = self.rate
+        if rate is None:
+            ratio = self.start / self.end if self.end else 0.0
+            rate = math.log(ratio) if ratio > 0 and ratio != 1 else 5.0
+        return math.expm1(-rate * (progress - 1)) / math.expm1(rate)
+
+
+class Polynomial(Decay):
+    kind: Literal["polynomial"] = "polynomial"
+    power: Float = Field(2.0, gt=0, description="exponent of the remaining fraction; 1 is linear")
+
+    def left(self, progress: float) -> float:
+        return float((1.0 - progress) ** self.power)
+
+
+class Steps(Schedule):
+    kind: Literal["step"] = "step"
+    needs: ClassVar[str | None] = "milestones: [50%, 75%] or every: 10%"
+    start: Float = Field(description="value before the first drop; default: the fixed value")
+    factor: Float = Field(0.1, ge=0, description="what each drop multiplies the value by")
+    milestones: list[Amount] | None = Field(None, description="when to drop")
+    every: Duration | None = Field(None, description="drop each time this much has passed")
+
+    @model_validator(mode="after")
+    def _one_rule(self) -> Steps:
+        if (self.milestones is None) == (self.every is None):
+            raise ValueError("a step schedule takes either milestones or every")
+        return self
+
+    def value(self, s: int, length: int) -> float:
+        if self.every is not None:
+            drops = s // length_of(self.every, length)
+        else:
+            drops = sum(s >= position_of(m, length) for m in self.milestones or ())
+        return float(self.start * self.factor**drops)
+
+    def knots(self, length: int) -> Iterator[float]:
+        yield from super().knots(length)
+        if self.every is not None:
+            yield length_of(self.every, length)
+        for milestone in self.milestones or ():
+            yield math.ceil(position_of(milestone, length))
+
+
+class Piecewise(Schedule):
+    kind: Literal["piecewise"] = "piecewise"
+    needs: ClassVar[str | None] = "points: [[0, 1.0], [50%, 0.5], [100%, 0.25]]"
+    points: list[tuple[Amount, Float]] = Field(min_length=1, description="[when, value] in order of time")
+    interpolation: Literal["linear", "hold"] = Field(
+        "linear", description="between points: a line, or the value before"
+    )
+
+    def value(self, s: int, length: int) -> float:
+        times = [position_of(when, length) for when, _ in self.points]
+        values = [value for _, value in self.points]
+        if s >= times[-1]:
+            return values[-1]
+        if s <= times[0]:
+            return values[0]
+        i = next(i for i, time in enumerate(times) if time > s)
+        if self.interpolation == "hold":
+            return values[i - 1]
+        part = (s - times[i - 1]) / (times[i] - times[i - 1])
+        return values[i - 1] * (1.0 - part) + values[i] * part
+
+    def knots(self, length: int) -> Iterator[float]:
+        yield from super().knots(length)
+        for when, _ in self.points:
+            yield math.ceil(position_of(when, length))
+
+    def disorder(self, length: int) -> str | None:
+        times = [position_of(when, length) for when, _ in self.points]
+        for (a, b), (x, y) in zip(itertools.pairwise(times), itertools.pairwise(self.points), strict=True):
+            if b <= a:
+                return f"points must be in order of time: {y[0]} does not come after {x[0]} in a run of {length} steps"
+        return None
+
+    @property
+    def last_value(self) -> float:
+        return self.points[-1][1]
+
+
+class Cyclic(Schedule):
+    """start -> end -> start in every period; `decay` shrinks the swing from one period to the next."""
+
+    kind: Literal["cyclic"] = "cyclic"
+    needs: ClassVar[str | None] = "period: 10%"
+    start: Float = Field(description="value at the edges of a period; default: the fixed value")
+    end: Float = Field(0.0, description="value in the middle of the first period")
+    period: Duration = Field(description="env steps, or per cent of the horizon")
+    shape: Literal["triangle", "cosine"] = Field("triangle", description="how it goes there and back")
+    decay: Float = Field(1.0, ge=0, le=1, description="what the swing is multiplied by after each period")
+
+    def value(self, s: int, length: int) -> float:
+        cycle, place = divmod(s, length_of(self.period, length))
+        phase = place / length_of(self.period, length)
+        swing = 1.0 - abs(2.0 * phase - 1.0) if self.shape == "triangle" else 0.5 * (1 - math.cos(2 * math.pi * phase))
+        swing *= self.decay**cycle
+        return self.start * (1.0 - swing) + self.end * swing
+
+    def knots(self, length: int) -> Iterator[float]:
+        yield from super().knots(length)
+        period = length_of(self.period, length)
+        yield from (period // 2, (period + 1) // 2, period)
+
+
+class Sequence(Schedule):
+    """One schedule after another, each for its own duration; the last one may run to the end."""
+
+    kind: Literal["sequence"] = "sequence"
+    needs: ClassVar[str | None] = "segments: [{kind: linear, end: 0.1, duration: 50%}, {kind: constant}]"
+    segments: list[Any] = Field(min_length=1, description="schedules; all but the last with a duration")
+
+    @model_validator(mode="after")
+    def _durations(self) -> Sequence:
+        missing = [i for i, segment in enumerate(self.segments[:-1]) if segment.duration is None]
+        if missing:
+            raise ValueError(f"segment {missing[0] + 1} needs a duration; only the last may go without")
+        total = sum(fraction(s.duration) or 0 for s in self.segments if s.duration is not None)
+        if total > 1 + 1e-9:
+            raise ValueError(f"the segments last {100 * total:g}% of the horizon together; 100% is all there is")
+        return self
+
+    def _spans(self, length: int) -> Iterator[tuple[int, int, Schedule]]:
+        """(first step, number of steps, schedule) of each segment."""
+        first = 0
+        for i, segment in enumerate(self.segments):
+            is_last = i == len(self.segments) - 1
+            rest = max(1, length - first)
+            steps = rest if segment.duration is None else length_of(segment.duration, length)
+            yield first, max(steps, 1) if not is_last else steps, segment
+            first += steps
+
+    def value(self, s: int, length: int) -> float:
+        *earlier, last = self._spans(length)
+        first, steps, segment = next(((f, n, x) for f, n, x in earlier if s < f + n), last)
+        return segment.value(min(s - first, steps - 1), steps)
+
+    def knots(self, length: int) -> Iterator[float]:
+        for first, steps, segment in self._spans(length):
+            yield from (first + knot for knot in segment.knots(steps))
+
+    @property
+    def last_value(self) -> float | None:
+        last: Schedule = self.segments[-1]
+        return last.last_value
+
+
+KINDS: dict[str, type[Schedule]] = {
+    cls.model_fields["kind"].default: cls
+    for cls in (Constant, Linear, Cosine, Exponential, Polynomial, Steps, Piecewise, Cyclic, Sequence)
+}
+ALL_FIELDS = {name: field for cls in KINDS.values() for name, field in cls.model_fields.items()}
+SYNONYMS = {"type": "kind", "value": "start"}
+
+
+def parse_schedule(spec: Any, *, fixed: float | None = None) -> Schedule:
+    """Read a schedule as YAML spells it: a number, a kind, `{kind, ...}`, or a list of segments.
+
+    Where a start is missing it is `fixed`. Raises ValueError (pydantic's, for what is wrong inside the mapping).
+    """
+    if isinstance(spec, Schedule):
+        return spec
+    if isinstance(spec, list):
+        spec = {"kind": "sequence", "segments": spec}
+    if isinstance(spec, int | float) and not isinstance(spec, bool):
+        return Constant(start=spec)
+    if isinstance(spec, str):
+        cls = _kind(spec)
+        if cls.needs:
+            raise ValueError(f"a {spec} schedule needs more than its name: write {{kind: {spec}, {cls.needs}}}")
+        spec = {"kind": spec}
+    if not isinstance(spec, Mapping):
+        raise ValueError(f"a schedule is a number, a kind or a mapping, got {spec!r}")
+    mapping = _canonical(spec)
+    cls = _kind(mapping.setdefault("kind", "constant"))
+    if "start" in cls.model_fields and "start" not in mapping and fixed is not None:
+        mapping["start"] = fixed
+    if cls is Sequence:
+        mapping["segments"] = _segments(mapping.get("segments"), mapping.pop("start", fixed))
+    return cls.model_validate(mapping)
+
+
+def _kind(name: Any) -> type[Schedule]:
+    if name not in KINDS:
+        raise ValueError(f"unknown schedule kind {name!r}{nearest(str(name), KINDS)}; kinds: {', '.join(KINDS)}")
+    return KINDS[name]
+
+
+def _canonical(spec: Mapping[str, Any]) -> dict[str, Any]:
+    mapping = dict(spec)
+    for synonym, name in SYNONYMS.items():
+        if synonym in mapping:
+            if name in mapping:
+                raise ValueError(f"{synonym!r} is another name for {name!r}: give one of them")
+            mapping[name] = mapping.pop(synonym)
+    return mapping
+
+
+def _segments(specs: Any, start: float | None) -> list[Schedule]:
+    if not isinstance(specs, list) or not specs:
+        raise ValueError("a sequence needs segments: a list of schedules")
+    segments: list[Schedule] = []
+    for i, spec in enumerate(specs):
+        try:
+            segments.append(parse_schedule(spec, fixed=start))
+        except ValueError as error:
+            raise ValueError(f"segment {i + 1}: {describe(error)}") from error
+        if segments[-1].warmup is not None:
+            raise ValueError(f"segment {i + 1}: warm-up belongs to the sequence, not to a segment")
+        start = segments[-1].last_value
+    return segments
+
+
+def describe(error: ValueError) -> str:
+    """One line of what is wrong inside a schedule."""
+    if not isinstance(error, ValidationError):
+        return str(error)
+    problem = problems_of(error, (), ALL_FIELDS)[0]
+    return f"{'.'.join(map(str, problem.path))}: {problem.message}" if problem.path else problem.message
+
+
+def first_violation(schedule: Schedule, horizon: int, *, low: float, high: float) -> tuple[int, float] | None:
+    """The first env step at which the value leaves [low, high], and that value; None if it never does.
+
+    Rounding in the last digits is forgiven: values are clipped to their bounds where they are used.
+    """
+    last = horizon - 1
+    slack = 1e-9 * max(1.0, abs(low) if math.isfinite(low) else 0.0, abs(high) if math.isfinite(high) else 0.0)
+    knots = (int(k) for k in schedule.knots(_length(schedule, horizon)))
+    warm = length_of(schedule.warmup.steps, horizon) if schedule.warmup else 0
+    steps = {0, last, warm, *knots, *(round(last * i / 1024) for i in range(1025))}
+
+    def bad(step: int) -> bool:
+        return not low - slack <= schedule.at(step, horizon) <= high + slack  # NaN is bad too
+
+    good = -1
+    for step in sorted(s for s in steps if 0 <= s <= last):
+        if bad(step):
+            while step - good > 1:  # the value is monotone here, so the border can be bisected
+                middle = (good + step) // 2
+                good, step = (good, middle) if bad(middle) else (middle, step)
+            return step, schedule.at(step, horizon)
+        good = step
+    return None
+
+
+def _length(schedule: Schedule, horizon: int) -> int:
+    return horizon if schedule.duration is None else length_of(schedule.duration, horizon)
+
+
+def check_order(schedule: Schedule, horizon: int) -> None:
+    """Piecewise points are in order of time; only the horizon tells, where steps and per cents are mixed."""
+    parts = schedule.segments if isinstance(schedule, Sequence) else [schedule]
+    for part in parts:
+        if isinstance(part, Piecewise) and (trouble := part.disorder(_length(part, horizon))):
+            raise ValueError(trouble)
+
+
+def dump_schedule(schedule: Schedule) -> Any:
+    """What `parse_schedule` reads back: a plain number where nothing varies, a mapping otherwise."""
+    if isinstance(schedule, Constant) and not schedule.varies:
+        return schedule.start
+    return _mapping(schedule)
+
+
+def _mapping(schedule: Schedule) -> dict[str, Any]:
+    data = schedule.model_dump(mode="json", by_alias=True, exclude_none=True)
+    if isinstance(schedule, Sequence):
+        data["segments"] = [_mapping(segment) for segment in schedule.segments]
+    return {"kind": data.pop("kind"), **data}

@@ -1,0 +1,106 @@
+"""What a run is made of before its first step: the algorithm, the device, the threads, the folder."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import torch
+
+from rl_training.algorithms.base import Algorithm
+from rl_training.config import InputError, TrainConfig
+from rl_training.envs.factory import split_env_kwargs
+from rl_training.envs.normalize import Normalizer
+from rl_training.envs.space_json import has_image
+from rl_training.runtime.checkpoints import Checkpoint
+from rl_training.runtime.controls import Controls
+from rl_training.runtime.randomness import generator, seed_of
+from rl_training.types import BoxActions, Spaces
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """All there is to know about an algorithm: its hyperparameters, how to build it, what it can act in."""
+
+    summary: str
+    hyperparameters: type
+    build: Callable[..., Algorithm]  # (spaces, hp, *, rng, device)
+    box_actions: BoxActions = "clip"
+    actions: str = "Discrete, MultiDiscrete, MultiBinary, Box"
+    observations: str = "Box (vectors, images), Discrete, MultiDiscrete, MultiBinary, Dict, Tuple"
+
+
+def build_algorithm(config: TrainConfig, recipe: Recipe, spaces: Spaces, hp: Any, device: torch.device) -> Algorithm:
+    """The algorithm as it is before the first step, decided by the seed alone."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed_of(config.seed, "model"))
+        return recipe.build(spaces, hp, rng=generator(config.seed, "learner"), device=device)
+
+
+def pick_device(name: str, spaces: Spaces) -> torch.device:
+    """auto: a GPU pays for images; small networks are faster where the environments are."""
+    if name != "auto":
+        return torch.device(name)
+    return torch.device("cuda" if torch.cuda.is_available() and has_image(spaces.observation) else "cpu")
+
+
+def pick_threads(setting: int | str, algorithm: Algorithm, device: torch.device) -> int:
+    """auto: two contending threads make small networks slower, so one below a million parameters."""
+    if isinstance(setting, int):
+        return setting
+    small = algorithm.num_parameters < 1_000_000
+    return 1 if small or device.type != "cpu" else os.cpu_count() or 1
+
+
+def make_run_dir(config: TrainConfig, suffix: str | None, resume: Checkpoint | None) -> Path:
+    """A new folder `<algo>__<env>__seed<seed>__<suffix or time>`, which names its origin if the run has one."""
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    tail = suffix or (f"resumed-at-{resume.step}-{stamp}" if resume else stamp)
+    env = re.sub(r"[^\w.-]+", "-", config.env_id)
+    name = f"{config.algo}__{env}__seed{config.seed}__{tail}"
+    for attempt in range(1, 1000):
+        path = config.output_dir / (name if attempt == 1 else f"{name}-{attempt}")
+        try:
+            path.mkdir(parents=True)
+            return path
+        except FileExistsError:
+            if suffix:
+                raise InputError(f"run folder {path} exists already; choose another run_suffix") from None
+        except OSError as error:
+            raise InputError(
+                f"run folder {path} cannot be made: {error.strerror}; choose another output_dir"
+            ) from error
+    raise InputError(f"no free run folder beside {path}")
+
+
+def make_normalizer(config: TrainConfig, space: gym.Space, num_envs: int) -> Normalizer | None:
+    """The normaliser that the wrappers ask for; None where they ask for none."""
+    wrappers = split_env_kwargs(config.env_kwargs)[0].wrappers
+    observation, reward = wrappers.normalize_observation, wrappers.normalize_reward
+    return Normalizer(space, num_envs, observation=observation, reward=reward) if observation or reward else None
+
+
+def clips_reward(config: TrainConfig) -> bool:
+    atari = split_env_kwargs(config.env_kwargs)[0].wrappers.atari
+    return atari if isinstance(atari, bool) else atari.clip_reward
+
+
+def wandb_options(config: TrainConfig) -> dict[str, Any] | None:
+    if config.wandb is False:
+        return None
+    given = {} if config.wandb is True else dict(config.wandb)
+    return {"project": "rl-training", "tags": config.tags or None} | given
+
+
+def config_to_dict(config: TrainConfig, controls: Controls | None = None) -> dict[str, Any]:
+    """The config as YAML and JSON can hold it; with `controls`, every default of the algorithm spelt out."""
+    data = asdict(config) | {"output_dir": str(config.output_dir)}
+    if controls is not None:
+        data["algo_kwargs"] = controls.resolved()
+    return data

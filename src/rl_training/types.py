@@ -1,0 +1,40 @@
+"""The data that passes between the layers.
+
+Acting and environments speak numpy, learning speaks torch: a rollout is written once, into arrays that tensors share.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import gymnasium as gym
+import numpy as np
+from torch import Tensor
+
+Array: TypeAlias = np.ndarray
+Observation: TypeAlias = np.ndarray | dict[str, np.ndarray]  # [N, ...]; a dict where the space is a Dict or Tuple
+Step: TypeAlias = dict[str, Any]  # one step of N environments, numpy arrays [N, ...]
+Batch: TypeAlias = dict[str, Any]  # rollout [T, N, ...], transitions [B, ...], sequences [B, T, ...]; tensors
+BoxActions: TypeAlias = Literal["clip", "scale"]  # what a policy means by a Box action: see EnvRunner
+Metrics: TypeAlias = dict[str, float]
+State: TypeAlias = dict[str, Any]  # for checkpoints: nested dicts and lists of tensors, arrays, plain scalars
+
+
+class Decision(NamedTuple):
+    """What `act` returns."""
+
+    action: Array  # [N, ...] in model space; EnvRunner maps it to the environment's own
+    memory: Any  # recurrent state, handed back at the next step; None for memoryless policies
+    extras: dict[str, Array]  # stored with the step: logprob, value | policy, root_value | ...
+
+
+@dataclass(frozen=True)
+class Spaces:
+    """One environment's spaces, as the model sees them."""
+
+    observation: gym.Space
+    action: gym.Space
+
+
+TensorTree: TypeAlias = Tensor | dict[str, Tensor]

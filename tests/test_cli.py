@@ -1,0 +1,166 @@
+"""The command line as a user meets it: what it prints, how it exits."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from conftest import REPOSITORY
+from rl_training.cli import app
+
+CARTPOLE = REPOSITORY / "configs" / "ppo" / "cartpole.yaml"
+SMALL = ["--total-timesteps", "512", "--num-envs", "2", "--set", "eval_episodes=2", "--set", "eval_interval=0"]
+
+
+def cli(*words, code=0, cwd=None):
+    """Call the command in this process (a new one spends seconds on importing torch)."""
+    with pytest.MonkeyPatch.context() as patch:
+        if cwd:
+            patch.chdir(cwd)
+        patch.setattr(sys, "argv", ["rl-training", *map(str, words)])
+        patch.setattr(sys, "path", list(sys.path))
+        done = CliRunner().invoke(app, sys.argv[1:])
+    if done.exception and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    assert done.exit_code == code, done.output
+    return done.stdout if code == 0 else done.stderr
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory):
+    """One small training run, made from the command line, that all tests of this module read."""
+    out = tmp_path_factory.mktemp("cli")
+    text = cli("train", "--config", CARTPOLE, *SMALL, "--output-dir", out, "--run-suffix", "one", "--seed", 5)
+    folder = out / "ppo__CartPole-v1__seed5__one"
+    assert str(folder) in text
+    return folder, text
+
+
+def test_train_ends_with_the_evaluation_and_the_next_commands(run_dir):
+    folder, text = run_dir
+    for words in ("evaluation", "eval --checkpoint", "resume --checkpoint", "tensorboard --logdir"):
+        assert words in text
+    saved = yaml.safe_load((folder / "config.yaml").read_text())
+    assert (saved["seed"], saved["num_envs"], saved["total_timesteps"]) == (5, 2, 512)
+    metadata = json.loads((folder / "metadata.json").read_text())
+    assert metadata["status"] == "finished"
+    assert metadata["versions"]["torch"]
+    assert "--seed 5" in metadata["command"]
+
+
+def test_the_printed_next_commands_run(run_dir, tmp_path):
+    folder, text = run_dir
+    printed = {
+        line.split()[0]: line.split("rl-training ", 1)[1] for line in text.splitlines() if "rl-training " in line
+    }
+    assert "eval_return_mean" in cli(*printed["evaluate"].split())
+    resumed = cli(*printed["resume"].split(), "--output-dir", tmp_path, "--extend", "stretch")
+    assert "Trained 1,024 steps" in resumed
+    assert f"resumed from {folder / 'checkpoints' / 'step_512'}" in resumed
+
+
+def test_eval_of_a_checkpoint(run_dir):
+    folder, _ = run_dir
+    text = cli("eval", "--checkpoint", folder / "checkpoints" / "step_512", "--num-episodes", 3)
+    assert "eval_episodes      3" in text
+
+
+@pytest.mark.parametrize(("words", "code"), [(["train", "nowhere.yaml"], 2), (["--help"], 0)])
+def test_a_real_process_exits_the_same_way(words, code, tmp_path):
+    command = [sys.executable, "-m", "rl_training", *words]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert done.returncode == code
+    assert "Traceback" not in done.stderr
+
+
+def test_train_takes_the_file_alone_and_overrides(tmp_path):
+    cli(
+        "train",
+        CARTPOLE,
+        *SMALL,
+        "--set",
+        "algo_kwargs.clip_coef=0.1",
+        "--set",
+        "tags=[x]",
+        "--device",
+        "cpu",
+        cwd=tmp_path,
+    )
+    (folder,) = (tmp_path / "runs").iterdir()
+    saved = yaml.safe_load((folder / "config.yaml").read_text())
+    assert saved["algo_kwargs"]["clip_coef"] == 0.1
+    assert saved["tags"] == ["x"]
+
+
+def test_module_environments_only_with_allow_import(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "import gymnasium\n"
+        "gymnasium.register('Mine-v0', entry_point='gymnasium.envs.classic_control:CartPoleEnv', max_episode_steps=9)\n"
+    )
+    words = ["train", CARTPOLE, *SMALL, "--set", "env_id=mine:Mine-v0", "--run-suffix", "m"]
+    assert "--allow-import" in cli(*words, code=2, cwd=tmp_path)
+    assert not (tmp_path / "runs").exists()
+    cli(*words, "--allow-import", cwd=tmp_path)
+    run = "runs/ppo__mine-Mine-v0__seed0__m"
+    assert "--allow-import" in cli("eval", "--checkpoint", run, code=2, cwd=tmp_path)
+    cli("eval", "--checkpoint", run, "--allow-import", cwd=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["train", "nowhere.yaml"], "nowhere.yaml: there is no such file"),
+        (["train"], "give one config"),
+        (["train", CARTPOLE, "--config", CARTPOLE], "give one config"),
+        (["train", CARTPOLE, "--set", "algo_kwargs.clip_ceof=1"], "did you mean 'clip_coef'"),
+        (["train", CARTPOLE, "--set", "env_kwargs.gravty=1"], "gravty"),
+        (["train", CARTPOLE, "--num-envs", "0"], "num_envs"),
+        (["eval", "--checkpoint", "nowhere"], "nowhere"),
+        (["resume", "--checkpoint", "nowhere"], "nowhere"),
+        (["algorithms", "pppo"], "did you mean 'ppo'"),
+        (["trian"], "No such command"),
+    ],
+)
+def test_bad_input_exits_with_2_and_no_traceback(words, expected, tmp_path):
+    assert expected in cli(*words, code=2, cwd=tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_resume_of_a_finished_run_says_what_is_missing(run_dir):
+    assert "total_timesteps" in cli("resume", "--checkpoint", run_dir[0], code=2)
+
+
+def test_config_verbs(tmp_path):
+    assert "ok" in cli("config", "check", CARTPOLE)
+    shown = yaml.safe_load(cli("config", "show", CARTPOLE, "--set", "seed=3"))
+    assert shown["seed"] == 3
+    assert shown["algo_kwargs"]["vf_coef"] == 0.5
+    (tmp_path / "shown.yaml").write_text(yaml.safe_dump(shown))
+    assert "ok" in cli("config", "check", tmp_path / "shown.yaml")
+    assert json.loads(cli("config", "schema"))["$defs"]["ppo"]["properties"]["clip_range_schedule"]
+
+
+def test_schedule_shows_a_table_a_plot_and_a_picture(tmp_path):
+    text = cli("schedule", CARTPOLE, "--png", tmp_path / "s.png")
+    row = next(line for line in text.splitlines() if line.startswith("clip_coef")).split()
+    assert [float(x) for x in row[1:]] == pytest.approx([0.2, 0.15, 0.1, 0.05, 0.0], abs=1e-5)
+    assert any(0x2800 < ord(c) < 0x2900 for c in text)
+    assert (tmp_path / "s.png").read_bytes()[:4] == b"\x89PNG"
+    fixed = cli("schedule", CARTPOLE, "--set", "algo_kwargs.clip_coef=0.1", "--set", "algo_kwargs.learning_rate=1e-3")
+    assert "nothing is scheduled" in fixed
+
+
+def test_algorithms_doctor_and_version():
+    listed = cli("algorithms")
+    assert "clip_coef" in listed
+    assert "a2c" in listed
+    assert "MultiBinary" in listed
+    assert "rmsprop" not in cli("algorithms", "ppo")
+    doctor = cli("doctor")
+    assert all(word in doctor for word in ("torch", "threads", "backends", "devices"))
+    assert cli("--version").startswith("rl-training ")
