@@ -25,7 +25,7 @@ config = TrainConfig(
         "num_minibatches": 1,
         "update_epochs": 20,
         "gamma": 0.98,
-        "gae_lambda": 0.8,
+        "gae_lambda": 0.95,
         "learning_rate": {"kind": "linear", "start": 1e-3, "end": 0.0},
         "clip_coef": {"kind": "linear", "start": 0.2, "end": 0.0},
     },

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import functools
 import importlib
+import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -25,7 +26,14 @@ from rl_training.types import Array
 # its NumPy vector form 120, 96, 129, 124. With fewer than 16 the gain is small, and only sync gives every environment a
 # stream of its own and wastes no step on resets.
 VECTOR_PAYS_FROM = 16
-ALE_KWARGS = {"full_action_space", "max_num_frames_per_episode", "continuous", "continuous_action_threshold"}
+ALE_KWARGS = {
+    "full_action_space",
+    "max_num_frames_per_episode",
+    "continuous",
+    "continuous_action_threshold",
+    "num_threads",
+    "thread_affinity_offset",
+}
 ATARI_KWARGS = {"frameskip": "frame_skip", "repeat_action_probability": "sticky"}
 
 
@@ -198,6 +206,8 @@ def _ale(plan: Plan) -> Envs:
     from ale_py.vector_env import AtariVectorEnv
 
     spec = _spec(plan.env_id)
+    kwargs = {key: value for key, value in spec.kwargs.items() if key in ALE_KWARGS} | plan.kwargs
+    kwargs.setdefault("num_threads", min(plan.num_envs, usable_cores()))  # ale_py would count all of the machine's
     env = AtariVectorEnv(
         spec.kwargs["game"],
         plan.num_envs,
@@ -212,13 +222,18 @@ def _ale(plan: Plan) -> Envs:
         repeat_action_probability=options.sticky,
         reward_clipping=False,
         episodic_life=False,
-        **{key: value for key, value in spec.kwargs.items() if key in ALE_KWARGS} | plan.kwargs,
+        **kwargs,
     )
 
     def seeds(start: int) -> Array:
         return np.array([episode_seed(plan.seed, index, start) for index in range(plan.num_envs)])
 
     return VectorEnvs(env, seeds=seeds, episodic_life=plan.episodic_life, single_frame=stack is None)
+
+
+def usable_cores() -> int:
+    """Cores that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _envpool(plan: Plan) -> Envs:

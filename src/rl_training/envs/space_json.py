@@ -50,9 +50,3 @@ def space_from_json(data: dict[str, Any]) -> gym.Space:
 def _compact(bound: np.ndarray) -> Any:
     """One number where all are the same, as they are in images."""
     return bound.flat[0].item() if bound.size and (bound == bound.flat[0]).all() else bound.tolist()
-
-
-def has_image(space: gym.Space) -> bool:
-    if isinstance(space, spaces.Dict):
-        return any(has_image(child) for child in space.spaces.values())
-    return isinstance(space, spaces.Box) and space.dtype == np.uint8 and len(space.shape) >= 3

@@ -162,7 +162,7 @@ class Controls:
     def resolved(self) -> dict[str, Any]:
         """All hyperparameters with their defaults, as YAML that reads back to the same."""
         plain = {name: list(v) if isinstance(v := getattr(self.initial, name), tuple) else v for name in self.fields}
-        return plain | {name: dump_schedule(schedule) for name, schedule in self.schedules.items()}
+        return plain | {name: dump_schedule(schedule) for name, schedule in self.varying.items()}
 
     def _read(self, field: Field, kwargs: Mapping[str, Any]) -> Any:
         if not field.is_scalar:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from rl_training.algorithms.base import Algorithm
 from rl_training.config import InputError, TrainConfig
 from rl_training.envs.factory import split_env_kwargs
 from rl_training.envs.normalize import Normalizer
-from rl_training.envs.space_json import has_image
+from rl_training.models.networks import is_image
 from rl_training.runtime.checkpoints import Checkpoint
 from rl_training.runtime.controls import Controls
 from rl_training.runtime.randomness import generator, seed_of
@@ -38,16 +39,28 @@ class Recipe:
 
 def build_algorithm(config: TrainConfig, recipe: Recipe, spaces: Spaces, hp: Any, device: torch.device) -> Algorithm:
     """The algorithm as it is before the first step, decided by the seed alone."""
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), one_thread():  # orthogonal matrices differ in the last bit with more
         torch.manual_seed(seed_of(config.seed, "model"))
         return recipe.build(spaces, hp, rng=generator(config.seed, "learner"), device=device)
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def pick_device(name: str, spaces: Spaces) -> torch.device:
     """auto: a GPU pays for images; small networks are faster where the environments are."""
     if name != "auto":
         return torch.device(name)
-    return torch.device("cuda" if torch.cuda.is_available() and has_image(spaces.observation) else "cpu")
+    space = spaces.observation
+    parts = list(space.spaces.values()) if isinstance(space, gym.spaces.Dict) else [space]
+    return torch.device("cuda" if torch.cuda.is_available() and any(map(is_image, parts)) else "cpu")
 
 
 def pick_threads(setting: int | str, algorithm: Algorithm, device: torch.device) -> int:

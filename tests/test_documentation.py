@@ -1,0 +1,62 @@
+"""What the README shows is true: its config, its commands, its table, its links."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from conftest import REPOSITORY
+from rl_training import ALGORITHMS
+from rl_training.config import read_document
+from test_cli import cli
+
+README = (REPOSITORY / "README.md").read_text()
+PAGES = [REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
+
+
+def blocks(text, language):
+    return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
+
+
+def test_the_config_in_the_readme_is_the_one_that_was_drawn():
+    (shown,) = blocks(README, "yaml")
+    assert shown == (REPOSITORY / "configs" / "readme.yaml").read_text()
+    cli("config", "check", REPOSITORY / "configs" / "readme.yaml")
+
+
+def test_every_verb_in_the_readme_exists_with_its_options():
+    lines = [line.split("#")[0].split() for line in "\n".join(blocks(README, "bash")).splitlines()]
+    commands = [words[1:] for words in lines if words and words[0] == "rl-training"]
+    assert len(commands) >= 7
+    for verb, *rest in commands:
+        help_text = cli(verb, "--help")
+        for option in (word for word in rest if word.startswith("--")):
+            assert option in help_text, f"{verb} {option}"
+        for sub_verb in rest[0].split("|") if rest and "|" in rest[0] else []:
+            assert sub_verb in help_text
+
+
+def test_the_table_lists_exactly_the_algorithms_there_are():
+    table = README.split("## Algorithms")[1].split("##")[0]
+    assert sorted(re.findall(r"^\| `(\w+)`", table, re.MULTILINE)) == sorted(ALGORITHMS)
+
+
+def test_make_targets_in_the_readme_exist():
+    targets = set(re.findall(r"^(\w+):", (REPOSITORY / "Makefile").read_text(), re.MULTILINE))
+    for page in PAGES:
+        assert set(re.findall(r"(?:^|`)make (\w+)", page.read_text(), re.MULTILINE)) <= targets
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_links_lead_somewhere(page):
+    for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+        assert (page.parent / target).exists(), target
+
+
+def test_schedules_in_the_documentation_are_read():
+    for block in blocks((REPOSITORY / "docs" / "schedules.md").read_text(), "yaml"):
+        from rl_training.runtime.controls import Controls
+
+        kwargs = read_document(block, "schedules.md").data["algo_kwargs"]
+        assert Controls(ALGORITHMS["ppo"].recipe.hyperparameters, kwargs, 1_000_000).varying

@@ -1,0 +1,56 @@
+"""The values that reach the updates: the exact sequence, the same after a resume, and past the horizon."""
+
+from __future__ import annotations
+
+import pytest
+
+from rl_training import ALGORITHMS, resume_training, train
+
+ROLLOUT = {"ppo": 16 * 2, "a2c": 8 * 2}  # env steps per update of the tiny configs
+
+
+def spy(log):
+    return lambda run: log.append((run.step, run.algorithm.hp.learning_rate, run.algorithm.ent_coef))
+
+
+def expected(step, horizon):
+    progress = min(step, horizon - 1) / (horizon - 1)
+    return step, 1e-3 * (1 - progress), 0.02 * (1 - progress) + 0.01 * progress
+
+
+KWARGS = {
+    "learning_rate": {"kind": "linear", "start": 1e-3, "end": 0.0},
+    "ent_coef": {"kind": "linear", "start": 0.02, "end": 0.01},
+}
+
+
+@pytest.mark.parametrize("algo", sorted(ALGORITHMS))
+def test_every_update_sees_the_value_of_its_step(algo, tiny_config):
+    log = []
+    total = 330  # not a multiple of a rollout: the last update is past the horizon
+    train(tiny_config(algo, {"total_timesteps": total}, **KWARGS), callbacks=[spy(log)], progress="silent")
+    steps = range(ROLLOUT[algo], total + ROLLOUT[algo], ROLLOUT[algo])
+    assert log == [pytest.approx(expected(step, total)) for step in steps]
+    assert log[-1][1:] == (0.0, pytest.approx(0.01))
+
+
+@pytest.mark.parametrize("algo", sorted(ALGORITHMS))
+def test_the_sequence_goes_on_after_a_resume(algo, tiny_config):
+    def stop(run):
+        if run.step >= 128:
+            run.stop("half way")
+
+    first, second = [], []
+    half = train(tiny_config(algo, **KWARGS), callbacks=[spy(first), stop], progress="silent")
+    resume_training(half.run_dir, callbacks=[spy(second)], progress="silent")
+    steps = range(ROLLOUT[algo], 256 + 1, ROLLOUT[algo])
+    assert first + second == [pytest.approx(expected(step, 256)) for step in steps]
+
+
+def test_the_reward_normaliser_shares_the_scheduled_gamma(tiny_config):
+    seen = []
+    config = {"env_kwargs": {"wrappers": {"normalize_reward": True}}}
+    kwargs = {"gamma": {"kind": "linear", "start": 0.9, "end": 0.5}}
+    note = lambda run: seen.append(run.normalizer.gamma - run.algorithm.hp.gamma)  # noqa: E731
+    train(tiny_config("ppo", config, **kwargs), callbacks=[note], progress="silent")
+    assert seen == [0.0] * len(seen)
