@@ -89,7 +89,7 @@ def test_gradients_are_those_of_stable_baselines3(spaces: Spaces, clip_vf_coef: 
     num_envs, num_steps = 4, 16
     ours = make_ppo(spaces, clip_vf_coef=clip_vf_coef, ent_coef=0.02, update_epochs=1, num_minibatches=1)
     rollout = random_rollout(ours, spaces, num_steps=num_steps, num_envs=num_envs)
-    last_values = ours.values(rollout.ends()[2]["obs"])
+    last_values = ours.values(rollout.ends()[2]["obs"]).numpy()
     theirs = TheirPPO(
         "MlpPolicy",
         DummyVecEnv([lambda: Nowhere(spaces)] * num_envs),
@@ -103,7 +103,7 @@ def test_gradients_are_those_of_stable_baselines3(spaces: Spaces, clip_vf_coef: 
     theirs.set_logger(Logger(None, []))
     fill_their_buffer(theirs.rollout_buffer, rollout, last_values)
     # The advantages are those of the policy that acted; the step is taken from another, so that ratios are clipped.
-    batch, _ = ours.learning_batch(rollout)
+    batch = ours.learning_batch(rollout, MeanMetrics())
     perturb(ours.model, 0.1)
     copy_weights(ours.model, theirs.policy)
 
@@ -122,7 +122,7 @@ def test_gradients_are_those_of_stable_baselines3(spaces: Spaces, clip_vf_coef: 
 def test_before_the_first_step_nothing_has_moved_and_the_gradient_is_a2cs(spaces: Spaces) -> None:
     ppo = make_ppo(spaces, normalize_advantage=False, ent_coef=0.01, gae_lambda=1.0)
     rollout = random_rollout(ppo, spaces, num_steps=8, num_envs=4)
-    loss, log_ratio = ppo.loss(ppo.learning_batch(rollout)[0], MeanMetrics())
+    loss, log_ratio = ppo.loss(ppo.learning_batch(rollout, MeanMetrics()), MeanMetrics())
     torch.testing.assert_close(log_ratio, torch.zeros(32), atol=1e-6, rtol=0)
     assert approx_kl(log_ratio) < 1e-6
     assert clip_fraction(log_ratio, ppo.hp.clip_coef) == 0

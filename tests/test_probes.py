@@ -19,7 +19,8 @@ GAMMA = 0.9
 
 
 def ppo(runner: probes.ProbeRunner, **changes: Any) -> PPO:
-    hp = PPOHyperparameters(**{"num_steps": 16, "learning_rate": 3e-3, "gamma": GAMMA, **changes})
+    sizes = {"num_steps": 16, "update_epochs": 4, "num_minibatches": 4}
+    hp = PPOHyperparameters(**{**sizes, "learning_rate": 3e-3, "gamma": GAMMA, **changes})
     return PPO(ActorCritic(runner.spaces, (32,)), hp, rng=np.random.default_rng(0))
 
 

@@ -37,8 +37,8 @@ def make_step(k: int, num_envs: int, terminated: Any = (), truncated: Any = (), 
 def next_values(rollout: Rollout) -> Array:
     """The value of an observation is its first number, so what a step led to can be read off."""
     _, _, after = rollout.ends()
-    value = rollout.arrays["obs"][..., 0]
-    return rollout.next_value(value, after["obs"][:, 0].numpy() if after else np.empty(0, np.float32))
+    value = rollout.batch["obs"][..., 0]
+    return rollout.next_value(value, after["obs"][:, 0] if after else torch.empty(0)).numpy()
 
 
 def test_rows_are_where_and_what_they_were() -> None:

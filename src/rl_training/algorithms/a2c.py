@@ -44,7 +44,7 @@ class A2C(ActorCriticAlgorithm):
 
     def update(self, rollout: Rollout) -> Metrics:
         hp, metrics = self.hp, MeanMetrics()
-        batch, report = self.learning_batch(rollout)
+        batch = self.learning_batch(rollout, metrics)
         policy, value = self.model(batch["obs"])
         policy_loss = -(policy.log_prob(batch["action"]) * batch["advantage"]).mean()
         value_loss = F.mse_loss(value, batch["target"])
@@ -53,4 +53,4 @@ class A2C(ActorCriticAlgorithm):
         norm = gradient_step(self.optimizer, loss, lr=hp.learning_rate, max_grad_norm=hp.max_grad_norm)
         metrics.add(policy_loss=policy_loss, value_loss=value_loss, entropy=entropy, grad_norm=norm)
         self.gradient_steps += 1
-        return report | metrics.mean()
+        return metrics.mean()

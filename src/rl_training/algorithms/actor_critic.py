@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from rl_training.algorithms.base import Tunable, scalar, setting
-from rl_training.algorithms.optim import Adam, FlatParameters, Optimizer
+from rl_training.algorithms.optim import Adam, FlatParameters, MeanMetrics, Optimizer
 from rl_training.data.batch import flatten, to_device
 from rl_training.data.rollout import Rollout
 from rl_training.models.acting import make_acting
 from rl_training.models.actor_critic import ActorCritic
 from rl_training.ops.distributions import Distribution
 from rl_training.ops.returns import gae
-from rl_training.types import Array, Batch, Decision, Metrics, Observation, State
+from rl_training.types import Batch, Decision, Observation, Spaces, State
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,14 @@ class ActorCriticAlgorithm(Tunable):
         self.optimizer = self.make_optimizer(FlatParameters(self.model.parameters()))
         self.acting = make_acting(self.model)
 
+    @classmethod
+    def build(
+        cls, spaces: Spaces, hp: ActorCriticHyperparameters, *, rng: np.random.Generator, device: torch.device
+    ) -> Self:
+        """The algorithm with a fresh model for these spaces."""
+        model = ActorCritic(spaces, hp.hidden_sizes, hp.activation, log_std_init=hp.log_std_init)
+        return cls(model, hp, rng=rng, device=device)
+
     def make_optimizer(self, parameters: FlatParameters) -> Optimizer:
         return Adam(parameters)
 
@@ -65,27 +76,26 @@ class ActorCriticAlgorithm(Tunable):
             action, logprob = action.numpy(), logprob.numpy()
         return Decision(action, memory, {"logprob": logprob, "value": value})
 
-    def learning_batch(self, rollout: Rollout) -> tuple[Batch, Metrics]:
-        """The rollout as a flat batch on the device, with `advantage` and the value's `target`; some metrics."""
-        data = rollout.arrays
-        advantage = self.advantages(rollout)
+    def learning_batch(self, rollout: Rollout, metrics: MeanMetrics) -> Batch:
+        """The rollout as a flat batch on the device, with `advantage` and the value's `target`."""
+        data = to_device(rollout.batch, self.device)
+        advantage = self.advantages(rollout, data)
         target = advantage + data["value"]
-        extra = {"advantage": torch.from_numpy(advantage), "target": torch.from_numpy(target)}
-        batch = to_device(flatten({**self.learned_from(rollout.batch), **extra}), self.device)
-        return batch, {"explained_variance": explained_variance(data["value"], target)}
+        metrics.add(explained_variance=explained_variance(data["value"], target))
+        return flatten({**self.learned_from(data), "advantage": advantage, "target": target})
 
     def learned_from(self, batch: Batch) -> Batch:
         """The entries that the loss reads."""
         return {key: batch[key] for key in ("obs", "action", "logprob", "value")}
 
-    def advantages(self, rollout: Rollout) -> Array:
-        """[T, N] advantages of the actions taken."""
-        data = rollout.arrays
+    def advantages(self, rollout: Rollout, data: Batch) -> Tensor:
+        """[T, N] advantages of the actions taken; `data` is the rollout on the device."""
         _, _, after = rollout.ends()
+        end_value = self.values(after["obs"]) if after else data["value"].new_empty(0)
         return gae(
             data["reward"],
             data["value"],
-            rollout.next_value(data["value"], self.values(after["obs"]) if after else np.empty(0, np.float32)),
+            rollout.next_value(data["value"], end_value),
             data["terminated"],
             data["truncated"],
             gamma=self.hp.gamma,
@@ -93,10 +103,9 @@ class ActorCriticAlgorithm(Tunable):
         )
 
     @torch.no_grad()
-    def values(self, obs: Any) -> Array:
+    def values(self, obs: Any) -> Tensor:
         """[M] values of observations [M, ...]."""
-        value: Array = self.model.value(to_device(obs, self.device)).cpu().numpy()
-        return value
+        return self.model.value(to_device(obs, self.device))
 
     def state_dict(self) -> State:
         return {
@@ -123,7 +132,7 @@ def total_loss(policy_loss: Tensor, value_loss: Tensor, entropy: Tensor, hp: Act
     return loss - hp.ent_coef * entropy if hp.ent_coef else loss
 
 
-def explained_variance(value: Array, target: Array) -> float:
+def explained_variance(value: Tensor, target: Tensor) -> Tensor:
     """1 - Var[target - value] / Var[target]: 1 is perfect, 0 as good as a constant."""
-    variance = float(target.var())
-    return 1.0 - float((target - value).var()) / variance if variance > 0 else 0.0
+    variance = target.var(correction=0)
+    return torch.where(variance > 0, 1.0 - (target - value).var(correction=0) / variance, 0.0)

@@ -24,12 +24,11 @@ from rl_training.types import Batch, Metrics
 
 @dataclass(frozen=True)
 class PPOHyperparameters(ActorCriticHyperparameters):
-    learning_rate: float = scalar(1e-3, "step size of the optimizer; for images 2.5e-4 is usual")
     clip_coef: float = scalar(0.2, "probability ratios earn nothing beyond 1 +- this")
     clip_vf_coef: float | None = scalar(None, "new values move at most this far, in units of reward; None: freely")
     target_kl: float | None = scalar(None, "an update ends once the policy has moved 1.5 times this far; None: never")
-    update_epochs: int = scalar(4, "passes over each rollout", low=1)
-    num_minibatches: int = scalar(4, "gradient steps per pass", low=1)
+    update_epochs: int = scalar(10, "passes over each rollout", low=1)
+    num_minibatches: int = scalar(16, "gradient steps per pass", low=1)
     normalize_advantage: bool = setting(True, "to mean 0 and deviation 1, within each minibatch")
 
 
@@ -40,7 +39,7 @@ class PPO(ActorCriticAlgorithm):
     def update(self, rollout: Rollout) -> Metrics:
         """Several epochs of minibatch ascent on the clipped objective, over one rollout."""
         hp, metrics = self.hp, MeanMetrics()
-        batch, report = self.learning_batch(rollout)
+        batch = self.learning_batch(rollout, metrics)
         log_ratios = []
         for minibatch in self.epochs(batch):
             loss, log_ratio = self.loss(minibatch, metrics)
@@ -53,7 +52,7 @@ class PPO(ActorCriticAlgorithm):
             self.gradient_steps += 1
         log_ratio = torch.cat(log_ratios)
         metrics.add(approx_kl=approx_kl(log_ratio), clip_fraction=clip_fraction(log_ratio, hp.clip_coef))
-        return report | metrics.mean()
+        return metrics.mean()
 
     def epochs(self, batch: Batch) -> Iterator[Batch]:
         """All minibatches of an update, shuffled anew for each epoch."""

@@ -6,6 +6,7 @@ from typing import Any, cast
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from rl_training.data.batch import tree_map
 from rl_training.types import Array, Batch, Step
@@ -81,16 +82,16 @@ class Rollout:
         times, envs, after = zip(*self._ends, strict=True)
         return np.concatenate(times), np.concatenate(envs), _concatenate(after)
 
-    def next_value(self, value: Array, end_value: Array) -> Array:
+    def next_value(self, value: Tensor, end_value: Tensor) -> Tensor:
         """[T, N] values of what each step led to, from those of where it started and those of `ends` [M].
 
         Meaningless where the episode terminated: there is no next state.
         """
-        next_value = np.empty_like(value)
+        next_value = torch.zeros_like(value)
         next_value[:-1] = value[1:]
-        next_value[-1] = 0.0
         time, env, _ = self.ends()
-        next_value[time, env] = end_value
+        place = torch.from_numpy(time * self.num_envs + env).to(value.device)
+        next_value.view(-1)[place] = end_value
         return next_value
 
     def _allocate(self, step: Step) -> None:

@@ -5,25 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-import torch
-
 from rl_training.algorithms.ppo import PPO, PPOHyperparameters
 from rl_training.config import TrainConfig
-from rl_training.models.actor_critic import ActorCritic
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.on_policy import run_on_policy
 from rl_training.runtime.run import TrainResult
 from rl_training.runtime.setup import Recipe
-from rl_training.types import Spaces
 
-
-def build_ppo(spaces: Spaces, hp: PPOHyperparameters, *, rng: np.random.Generator, device: torch.device) -> PPO:
-    model = ActorCritic(spaces, hidden_sizes=hp.hidden_sizes, activation=hp.activation, log_std_init=hp.log_std_init)
-    return PPO(model, hp, rng=rng, device=device)
-
-
-PPO_RECIPE = Recipe("proximal policy optimization, clipped (Schulman et al., 2017)", PPOHyperparameters, build_ppo)
+PPO_RECIPE = Recipe("proximal policy optimization, clipped (Schulman et al., 2017)", PPOHyperparameters, PPO.build)
 
 
 def train_ppo(
