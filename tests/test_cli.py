@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 
@@ -11,7 +12,12 @@ import yaml
 from typer.testing import CliRunner
 
 from conftest import REPOSITORY
+from rl_training import load_config
 from rl_training.cli import app
+from rl_training.config import InputError
+from rl_training.runtime import workflows
+from rl_training.runtime.preview import plot, save_png
+from test_training_controls import controls
 
 CARTPOLE = REPOSITORY / "configs" / "ppo" / "cartpole.yaml"
 SMALL = ["--total-timesteps", "512", "--num-envs", "2", "--set", "eval_episodes=2", "--set", "eval_interval=0"]
@@ -164,3 +170,66 @@ def test_algorithms_doctor_and_version():
     doctor = cli("doctor")
     assert all(word in doctor for word in ("torch", "threads", "backends", "devices"))
     assert cli("--version").startswith("rl-training ")
+
+
+def test_resume_passes_its_options_on(tmp_path, monkeypatch):
+    assert "steps/s" not in cli("train", CARTPOLE, *SMALL, "--output-dir", tmp_path / "a", "--progress", "silent")
+    (folder,) = (tmp_path / "a").iterdir()
+    words = ["resume", "--checkpoint", folder, "--total-timesteps", 1024, "--extend", "stretch", "--progress", "silent"]
+    text = cli(*words, "--output-dir", tmp_path / "b")
+    assert "resumed from" not in text  # silent
+    (resumed,) = (tmp_path / "b").iterdir()
+    assert load_config(resumed / "config.yaml").horizon == 1024
+    given = {}
+    monkeypatch.setattr(workflows, "evaluate_checkpoint", lambda path, **options: given.update(options) or {})
+    cli("eval", "--checkpoint", folder, "--device", "cpu")
+    assert given["device"] == "cpu"
+
+
+def test_overrides_are_checked_too():
+    assert "did you mean 'seed'" in cli("config", "check", CARTPOLE, "--set", "sede=1", code=2)
+
+
+@pytest.mark.parametrize(("name", "code"), [("TrainingDiverged", 1), ("KeyboardInterrupt", 130)])
+def test_what_ends_training_has_its_exit_code(name, code, tmp_path, monkeypatch):
+    from rl_training.runtime.metrics import TrainingDiverged
+
+    error = TrainingDiverged(5, "policy_loss", math.nan) if name == "TrainingDiverged" else KeyboardInterrupt()
+    monkeypatch.setattr(workflows, "train", lambda *_, **__: (_ for _ in ()).throw(error))
+    assert "Traceback" not in cli("train", CARTPOLE, "--output-dir", tmp_path, code=code)
+
+
+@pytest.mark.parametrize("words", [["--output-dir", "file/runs"], ["--output-dir", "o", "--run-suffix", "x" * 300]])
+def test_a_folder_that_cannot_be_made_is_bad_input(words, tmp_path):
+    (tmp_path / "file").write_text("")
+    assert "cannot be made" in cli("train", CARTPOLE, *SMALL, *words, code=2, cwd=tmp_path)
+
+
+def test_the_plot_is_the_right_way_up():
+    rising = plot([0.0, 1.0], width=2, height=1)
+    falling = plot([1.0, 0.0], width=2, height=1)
+    assert ord(rising[0][-1]) & 0x08
+    assert ord(falling[0][-1]) & 0x80
+    assert not ord(falling[0][-1]) & 0x08
+
+
+def test_no_picture_of_nothing(tmp_path):
+    with pytest.raises(InputError, match="nothing is scheduled"):
+        save_png(controls(), tmp_path / "s.png")
+
+
+def test_resume_imports_nothing_unasked(tmp_path):
+    (tmp_path / "mine2.py").write_text(
+        "import gymnasium\n"
+        "gymnasium.register('Mine2-v0', entry_point='gymnasium.envs.classic_control:CartPoleEnv', max_episode_steps=9)"
+    )
+    words = ["train", CARTPOLE, *SMALL, "--set", "env_id=mine2:Mine2-v0", "--run-suffix", "m", "--allow-import"]
+    cli(*words, cwd=tmp_path)
+    run = "runs/ppo__mine2-Mine2-v0__seed0__m"
+    assert "--allow-import" in cli("resume", "--checkpoint", run, "--total-timesteps", 1024, code=2, cwd=tmp_path)
+
+
+def test_paths_on_the_command_line_are_taken_as_they_are(tmp_path):
+    cli("train", CARTPOLE, *SMALL, "--output-dir", "2024", cwd=tmp_path)
+    cli("train", CARTPOLE, *SMALL, "--output-dir", "o #1", cwd=tmp_path)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["2024", "o #1"]

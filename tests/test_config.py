@@ -201,3 +201,72 @@ def test_the_saved_config_is_complete_and_trains_the_same(tiny_config, tmp_path)
     assert data["algo_kwargs"]["gamma"] == 0.99
     again = train(saved, progress="silent")
     assert again.metrics["policy_loss"] == result.metrics["policy_loss"]
+
+
+def test_more_lines_are_named(write):
+    points = "  ent_coef:\n    kind: piecewise\n    points:\n      - [0, 0.1]\n      - [nope, 0.2]\n"
+    assert any("line 11: algo_kwargs.ent_coef.points.1" in p for p in problems(write(GOOD + points)))
+    assert "num_steps: should be of type int, got True" in problems(write(GOOD + "  num_steps: true\n"))[0]
+    assert "'cuda:99' is not there" in problems(write(GOOD + "device: cuda:99\n"))[0]
+
+
+def test_an_override_leaves_its_neighbours_and_stands_on_no_line(write):
+    config = load_config(write(GOOD), overrides=["algo_kwargs.gamma=0.9"])
+    assert config.algo_kwargs.keys() == {"gamma", "learning_rate", "clip_coef"}
+    (problem,) = problems(write(GOOD), overrides=["algo_kwargs.learning_rate=-1"])
+    assert "line 5" not in problem
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["Seed: 3", "int: 3", "env_kwargs: {wrappers: {Time_limit: 3}}", "callbacks: {Early_stopping: {target: 1}}"],
+)
+def test_a_key_that_looks_like_a_type_is_an_unknown_key(write, line):
+    assert "unknown key" in problems(write(GOOD + line + "\n"))[0]
+
+
+@pytest.mark.parametrize("override", ["tags=[a", "seed=%", "seed=*x"])
+def test_an_override_that_is_no_yaml_is_named(write, override):
+    assert problems(write(GOOD), overrides=[override])[0].startswith(f"--set {override}")
+
+
+def test_an_error_in_an_override_names_the_override(write):
+    assert problems(write(GOOD), overrides=["algo_kwargs.gamma=2"])[0].startswith("--set algo_kwargs.gamma=2: ")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["a: \0", "? [a]\n: 1", "seed: 2020-13-45", "seed: !!int abc", "a: &x [*x]", "algo_kwargs: " + "[" * 2000],
+)
+def test_strange_yaml_is_refused_without_a_crash(write, text):
+    assert problems(write(text))
+
+
+def test_merge_keys_and_aliases_are_read(write):
+    text = GOOD + "env_kwargs: &e {wrappers: {time_limit: 9}}\ncallbacks: {<<: {time_limit: {minutes: 1}}}\n"
+    assert load_config(write(text)).callbacks == {"time_limit": {"minutes": 1}}
+
+
+@pytest.mark.parametrize("lines", ["", "eval_interval: 2_000_000\n"])
+def test_early_stopping_without_evaluations_is_refused(write, lines):
+    text = GOOD + lines + "callbacks: {early_stopping: {target: 1}}\n"
+    assert any("set eval_interval" in problem for problem in problems(write(text)))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "total_timesteps: .inf",
+        "num_threads: 100000",
+        "device: meta",
+        "env_kwargs: {wrappers: {normalize_observation: 'yes'}}",
+        "callbacks: {early_stopping: {target: .nan}}",
+        "algo_kwargs: {clip_coef: {kind: linear, duration: [1]}}",
+        "algo_kwargs: {clip_coef: {kind: [linear]}}",
+        "algo_kwargs: {clip_coef: {kind: step, factor: 1e10, every: 1}}",
+    ],
+)
+def test_values_that_make_no_sense_are_refused(write, line):
+    key = line.split(":")[0]
+    kept = [old for old in GOOD.split("algo_kwargs")[0].splitlines() if not old.startswith(key)]
+    assert key in problems(write("\n".join([*kept, line])))[0]

@@ -205,3 +205,55 @@ def test_every_kind_is_covered_by_the_documentation():
 
     text = (REPOSITORY / "docs" / "schedules.md").read_text()
     assert all(f"`{kind}`" in text for kind in KINDS)
+
+
+def test_a_run_of_one_step_is_at_its_end():
+    assert at({"kind": "linear", "start": 1.0, "end": 0.2}, 0, horizon=1) == 0.2
+
+
+def test_exponential_takes_its_rate():
+    p, k = 300 / 999, 2.0
+    expected = (math.exp(-k * p) - math.exp(-k)) / (1 - math.exp(-k))
+    assert at({"kind": "exponential", "start": 1.0, "end": 0.0, "rate": k}, 300) == pytest.approx(expected)
+
+
+def test_a_segment_has_no_warmup_of_its_own():
+    with pytest.raises(ValueError, match="belongs to the sequence"):
+        parse_schedule([{"kind": "linear", "start": 1.0, "duration": 5, "warmup": 2}, {"kind": "constant"}])
+
+
+@pytest.mark.parametrize(
+    ("spec", "step"),
+    [
+        ({"kind": "piecewise", "points": [[0, 0.5], [500_100, 0.5], [500_101, 5.0], [500_102, 0.5]]}, 500_101),
+        (
+            [
+                {"kind": "constant", "start": 0.5, "duration": "25%"},
+                {"kind": "piecewise", "points": [[0, 0.5], [250_100, 0.5], [250_101, 5.0], [250_102, 0.5]]},
+            ],
+            500_101,
+        ),
+        ({"kind": "linear", "start": 1.0005, "end": 0.0, "warmup": 100}, 99),
+    ],
+    ids=["spike", "spike in a segment", "end of the warm-up"],
+)
+def test_a_violation_of_a_single_step_is_found_in_a_long_run(spec, step):
+    found = first_violation(parse_schedule(spec), 1_000_000, low=0.0, high=1.0)
+    assert found is not None
+    assert found[0] == step
+
+
+def test_points_are_ordered_within_their_segment():
+    def spec(first, second):
+        points = [[first, 0.5], [second, 0.1]]
+        return [{"kind": "constant", "start": 0.5, "duration": "50%"}, {"kind": "piecewise", "points": points}]
+
+    check_order(parse_schedule(spec("50%", 400)), 1000)
+    with pytest.raises(ValueError, match="order of time"):
+        check_order(parse_schedule(spec(300, "50%")), 1000)
+
+
+def test_a_mapping_without_a_kind_is_told_so():
+    with pytest.raises(ValueError, match="needs a kind"):
+        parse_schedule({"start": 0.3, "end": 0.1})
+    assert at({"value": 0.3}, 5) == 0.3

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
 
 from rl_training import (
@@ -162,3 +163,28 @@ def test_resolved_reads_back_to_the_same():
     first = controls(clip_range_schedule="cosine", temperature=0.5, temperature_warmup_steps=0, num_simulations=7)
     again = Controls(Numbers, first.resolved(), H)
     assert all(first.at(s) == again.at(s) for s in range(0, H, 97))
+
+
+def test_rounding_beyond_a_bound_is_clipped():
+    assert controls(gamma={"kind": "linear", "start": 0.9, "end": 1.0 + 5e-10}).at(H).gamma == 1.0
+
+
+def test_points_out_of_order_are_refused():
+    with pytest.raises(ConfigError, match="order of time"):
+        controls(clip_coef={"kind": "piecewise", "points": [["50%", 0.1], [100, 0.2]]})
+
+
+@pytest.mark.parametrize("warmup", [False, "", [], {}, -1, 2.5, "101%"])
+def test_a_warmup_that_is_no_amount_is_named(warmup):
+    with pytest.raises(ConfigError, match="'clip_coef_warmup_steps' should be env steps"):
+        controls(clip_coef_warmup_steps=warmup)
+
+
+@pytest.mark.parametrize("kwargs", [{"num_simulations": 2.5}, {"hidden_sizes": ["64"]}, {"hidden_sizes": [True]}])
+def test_whole_numbers_are_whole(kwargs):
+    with pytest.raises(ConfigError, match=next(iter(kwargs))):
+        controls(**kwargs)
+
+
+def test_numpy_numbers_are_numbers():
+    assert controls(clip_coef=np.float32(0.5)).at(0).clip_coef == 0.5

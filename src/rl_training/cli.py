@@ -110,8 +110,8 @@ def train(
         "device": device,
         "output_dir": output_dir,
     }
-    overrides = [*(set_ or []), *(f"{key}={value}" for key, value in named.items() if value is not None)]
-    loaded = _load(_one_config(config, config_option), overrides, allow_import)
+    values = {key: value for key, value in named.items() if value is not None}
+    loaded = _load(_one_config(config, config_option), set_ or [], allow_import, **values)
     from rl_training.runtime.workflows import train as run
 
     result = run(loaded, run_suffix=run_suffix, progress=progress)
@@ -128,8 +128,9 @@ def evaluate(
     """Evaluate a checkpoint on fresh environments."""
     from rl_training.runtime.workflows import evaluate_checkpoint
 
-    _refuse_import(checkpoint, allow_import)
-    metrics = evaluate_checkpoint(checkpoint, num_episodes=num_episodes, device=device or "auto")
+    metrics = evaluate_checkpoint(
+        checkpoint, num_episodes=num_episodes, device=device or "auto", allow_import=_allow(allow_import)
+    )
     for name, value in metrics.items():
         print(f"{name:<18} {value:g}")
 
@@ -140,19 +141,21 @@ def resume(
     total_timesteps: Annotated[int | None, typer.Option(help="Default: the run's own.", show_default=False)] = None,
     extend: Annotated[str, typer.Option(help="keep: schedules hold their end; stretch: over the new total.")] = "keep",
     output_dir: OutputDir = None,
+    device: DeviceOption = None,
     progress: ProgressOption = "auto",
     allow_import: AllowImport = False,
 ) -> None:
     """Go on from a checkpoint, in a new run folder."""
     from rl_training.runtime.workflows import resume_training
 
-    _refuse_import(checkpoint, allow_import)
     result = resume_training(
         checkpoint,
         total_timesteps=total_timesteps,
         extend=extend,  # type: ignore[arg-type]
         output_dir=output_dir,
+        device=device,
         progress=progress,
+        allow_import=_allow(allow_import),
     )
     _summarize(result, result.run_dir.parent)
 
@@ -293,12 +296,10 @@ def _one_config(argument: Path | None, option: Path | None) -> Path:
     return path
 
 
-def _load(path: Path, overrides: list[str], allow_import: bool) -> TrainConfig:
+def _load(path: Path, overrides: list[str], allow_import: bool, **values: Any) -> TrainConfig:
     from rl_training.runtime.loading import load_config
 
-    if allow_import:
-        sys.path.insert(0, os.getcwd())  # as `python -m` does, so that a module beside the config is found
-    return load_config(path, overrides=overrides, allow_import=allow_import)
+    return load_config(path, overrides=overrides, allow_import=_allow(allow_import), **values)
 
 
 def _controls(config: TrainConfig) -> Controls:
@@ -308,18 +309,10 @@ def _controls(config: TrainConfig) -> Controls:
     return Controls(ALGORITHMS[config.algo].recipe.hyperparameters, config.algo_kwargs, config.horizon)
 
 
-def _refuse_import(checkpoint: Path, allow_import: bool) -> None:
-    """A checkpoint names its environment, and `module:id` would run that module."""
-    from rl_training.config import InputError
-    from rl_training.runtime.checkpoints import find_checkpoint, load_checkpoint
-
-    env_id = str(load_checkpoint(find_checkpoint(checkpoint)).config.get("env_id", ""))
-    if ":" in env_id and not allow_import:
-        raise InputError(
-            f"env_id {env_id!r} of this checkpoint imports a module, which runs its code: pass --allow-import"
-        )
+def _allow(allow_import: bool) -> bool:
     if allow_import:
-        sys.path.insert(0, os.getcwd())
+        sys.path.insert(0, os.getcwd())  # as `python -m` does, so that a module beside the config is found
+    return allow_import
 
 
 def _summarize(result: TrainResult, output_dir: Path) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, get_args
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, ValidationError
 from pydantic.dataclasses import dataclass
 from pydantic.fields import FieldInfo
 
@@ -21,7 +21,7 @@ def _number(value: Any) -> Any:
     return value
 
 
-Float = Annotated[float, BeforeValidator(_number)]
+Float = Annotated[float, BeforeValidator(_number), Field(allow_inf_nan=False)]
 Int = Annotated[int, BeforeValidator(_number)]  # 1e6 is an int here: pydantic takes floats without a fraction
 
 
@@ -37,10 +37,10 @@ class AtariOptions(Options):
     noop_max: Int = Field(30, ge=0, description="random no-ops at the start of a game, at most")
     frame_skip: Int = Field(4, ge=1, description="frames an action is held; the last two are max-pooled")
     screen_size: Int = Field(84, ge=16, description="side of the square image")
-    grayscale: bool = Field(True, description="one channel instead of three")
-    episodic_life: bool = Field(True, description="training only: a lost life ends the episode, not the game")
-    fire_reset: bool = Field(True, description="press FIRE after a reset where the game waits for it")
-    clip_reward: bool = Field(True, description="training only: learn from the sign of the reward")
+    grayscale: StrictBool = Field(True, description="one channel instead of three")
+    episodic_life: StrictBool = Field(True, description="training only: a lost life ends the episode, not the game")
+    fire_reset: StrictBool = Field(True, description="press FIRE after a reset where the game waits for it")
+    clip_reward: StrictBool = Field(True, description="training only: learn from the sign of the reward")
     sticky: Float = Field(0.0, ge=0, le=1, description="probability that the previous action is repeated")
 
 
@@ -50,10 +50,10 @@ class Wrappers(Options):
     time_limit: Int | None = Field(
         None, ge=1, description="truncate after this many steps (replaces the registered limit)"
     )
-    atari: bool | AtariOptions = Field(False, description="Atari preprocessing; true for the defaults")
+    atari: StrictBool | AtariOptions = Field(False, description="Atari preprocessing; true for the defaults")
     frame_stack: Int | None = Field(None, ge=1, description="stack this many observations along a new first axis")
-    normalize_observation: bool = Field(False, description="by running mean and variance, clipped to +-10")
-    normalize_reward: bool = Field(
+    normalize_observation: StrictBool = Field(False, description="by running mean and variance, clipped to +-10")
+    normalize_reward: StrictBool = Field(
         False, description="by the running deviation of the discounted return, clipped to +-10"
     )
 
@@ -88,14 +88,14 @@ class TrainConfig:
     )
     keep_checkpoints: Int = Field(default=3, ge=0, description="newest checkpoints kept beside the best; 0: all")
     log_interval: Int = Field(default=2_000, ge=1, description="env steps between lines of the log")
-    num_threads: Annotated[Int, Field(ge=1)] | Literal["auto"] = Field(
+    num_threads: Annotated[Int, Field(ge=1, le=1024)] | Literal["auto"] = Field(
         default="auto", description="torch threads; auto: 1 for small networks on a CPU"
     )
     tags: list[str] = Field(default_factory=list, description="words to find the run again by")
     algo_kwargs: dict[str, Any] = Field(default_factory=dict, description="the algorithm's hyperparameters")
     env_kwargs: dict[str, Any] = Field(default_factory=dict, description="to the environment; and wrappers, backend")
     callbacks: dict[str, Any] = Field(default_factory=dict, description="early_stopping, time_limit")
-    wandb: bool | dict[str, Any] = Field(
+    wandb: StrictBool | dict[str, Any] = Field(
         default=False, description="log to Weights & Biases too; a mapping goes to its init"
     )
     schedule_horizon: Int | None = Field(
@@ -120,6 +120,10 @@ class Problem(NamedTuple):
 
 class InputError(ValueError):
     """Something the user gave does not fit; the message names it and the remedy, and needs no traceback."""
+
+
+class MissingPackage(InputError, ImportError):
+    """Something optional is needed that is not installed."""
 
 
 class ConfigError(InputError):
@@ -149,16 +153,30 @@ def problems_of(error: ValidationError, path: tuple[str | int, ...], fields: Map
 
 
 def _problem(detail: Any, path: tuple[str | int, ...], fields: Mapping[str, FieldInfo]) -> Problem:
-    loc = tuple(part for part in detail["loc"] if not _is_union_branch(part))
+    unknown = detail["type"] in ("extra_forbidden", "unexpected_keyword_argument")
+    *outer, last = detail["loc"] or (None,)
+    loc = tuple(p for p in outer if not _is_union_branch(p))
+    if last is not None and (unknown or not _is_union_branch(last)):  # the user's own word may look like a branch
+        loc = (*loc, last)
     message = detail["msg"].removeprefix("Value error, ").replace("Input should be", "should be")
-    if detail["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+    if unknown:
         known = _fields_at(loc[:-1], fields)
         message = f"unknown key{nearest(str(loc[-1]), known)}"
     elif detail["type"] in ("missing", "missing_argument"):
         message = "is missing, and has no default"
-    else:
-        message = f"{message}, got {detail['input']!r}"
+    elif not isinstance(detail["input"], Mapping):  # a whole mapping would bury the message
+        message = f"{PLAIN_WORDS.get(detail['type'], message)}, got {detail['input']!r}"
     return Problem((*path, *loc), message)
+
+
+PLAIN_WORDS = {
+    "model_type": "should be a mapping",
+    "dict_type": "should be a mapping",
+    "tuple_type": "should be a list",
+    "list_type": "should be a list",
+    "path_type": "should be a path",
+    "bool_type": "should be true or false",
+}
 
 
 def _is_union_branch(part: str | int) -> bool:
@@ -182,12 +200,15 @@ class _Loader(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: dict[Any, int] = {}
         for key_node, _ in node.value:
+            if key_node.tag == "tag:yaml.org,2002:merge":
+                continue
             key, line = self.construct_object(key_node, deep=True), key_node.start_mark.line + 1  # type: ignore[no-untyped-call]
-            if key in seen:
+            if isinstance(key, Hashable) and key in seen:
                 raise yaml.MarkedYAMLError(
                     problem=f"key {key!r} stands twice, first in line {seen[key]}", problem_mark=key_node.start_mark
                 )
-            seen[key] = line
+            if isinstance(key, Hashable):  # super() refuses the others, with their line
+                seen[key] = line
         return super().construct_mapping(node, deep)
 
 
@@ -204,42 +225,54 @@ class Document(NamedTuple):
     name: str
     data: dict[str, Any]
     lines: dict[tuple[str | int, ...], int]
+    replaced: dict[tuple[str | int, ...], str]  # what the command line said instead
 
     def place(self, path: tuple[str | int, ...]) -> str:
         """`configs/ppo/cartpole.yaml, line 9: ` for the key, or for the nearest mapping around it."""
         for end in range(len(path), 0, -1):
+            if path[:end] in self.replaced:
+                return f"{self.replaced[path[:end]]}: "
             if path[:end] in self.lines:
                 return f"{self.name}, line {self.lines[path[:end]]}: "
         return f"{self.name}: "
 
 
-def parse_value(text: str) -> Any:
+def parse_value(text: str, name: str) -> Any:
     """A value from the command line, read as YAML reads it."""
-    return yaml.load(text, Loader=_Loader)  # a SafeLoader: data only
+    return _parse(text, name)[0]
 
 
-def read_document(text: str, name: str) -> Document:
-    """Parse YAML with lines; anything but a mapping at the top is an error."""
-    loader = _Loader(text)
+def _parse(text: str, name: str) -> tuple[Any, yaml.Node | None]:
+    """The data and the node it was made from."""
     try:
+        loader = _Loader(text)  # a SafeLoader: data only
         node = loader.get_single_node()  # type: ignore[no-untyped-call]
-        data = loader.construct_document(node) if node else {}  # type: ignore[no-untyped-call]
+        return (loader.construct_document(node) if node else None), node  # type: ignore[no-untyped-call]
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = f", line {mark.line + 1}" if mark else ""
         raise ConfigError([Problem((), f"{name}{line}: {error.problem}")]) from error
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: !!int abc, 2020-13-45
         raise ConfigError([Problem((), f"{name}: not YAML: {error}")]) from error
-    finally:
-        loader.dispose()  # type: ignore[no-untyped-call]
+
+
+def read_document(text: str, name: str) -> Document:
+    """Parse YAML with lines; anything but a mapping at the top is an error."""
+    data, node = _parse(text, name)
+    data = {} if node is None else data
     if not isinstance(data, dict):
         raise ConfigError([Problem((), f"{name}: a config is a mapping of keys, got {type(data).__name__}")])
     lines: dict[tuple[str | int, ...], int] = {}
-    _note_lines(node, (), lines)
-    return Document(name, data, lines)
+    _note_lines(node, (), lines, set())
+    return Document(name, data, lines, {})
 
 
-def _note_lines(node: yaml.Node | None, path: tuple[str | int, ...], lines: dict[tuple[str | int, ...], int]) -> None:
+def _note_lines(
+    node: yaml.Node | None, path: tuple[str | int, ...], lines: dict[tuple[str | int, ...], int], seen: set[int]
+) -> None:
+    if id(node) in seen:  # an alias: noted where its anchor stands, and it may contain itself
+        return
+    seen.add(id(node))
     if isinstance(node, yaml.MappingNode):
         children = [(key.value, key.start_mark, value) for key, value in node.value]
     elif isinstance(node, yaml.SequenceNode):
@@ -249,4 +282,4 @@ def _note_lines(node: yaml.Node | None, path: tuple[str | int, ...], lines: dict
     for name, mark, value in children:
         place = (*path, name)
         lines[place] = mark.line + 1
-        _note_lines(value, place, lines)
+        _note_lines(value, place, lines, seen)

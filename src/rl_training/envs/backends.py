@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from copy import copy
@@ -12,6 +13,7 @@ import numpy as np
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode, VectorEnv
 
+from rl_training.config import InputError
 from rl_training.envs.spaces import ObservationLayout, any_true, copied, put_rows, same_row
 from rl_training.types import Array, Observation, State
 
@@ -132,7 +134,7 @@ def check_state(state: State, kind: str, num_envs: int) -> list[State]:
     """The episodes of a saved state, which must come from the same kind and number of environments."""
     saved, envs = state["kind"], len(state["episodes"])
     if saved != kind or (kind == "episodes" and envs != num_envs):
-        raise ValueError(
+        raise InputError(
             f"the saved environments ({envs or ''} {saved!r}) do not fit these ({num_envs} {kind!r}): "
             "resume with the backend and num_envs the run was started with"
         )
@@ -286,7 +288,8 @@ class VectorEnvs(Envs):
         return lost
 
     def close(self) -> None:
-        self.env.close()
+        with contextlib.suppress(OSError, EOFError):  # a process that died answers no more; the others are daemons
+            self.env.close()
 
 
 def _without_first_axis(space: gym.Space) -> gym.Space:

@@ -7,6 +7,7 @@ import functools
 import importlib
 import os
 import re
+import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +17,7 @@ import numpy as np
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode
 
-from rl_training.config import AtariOptions, EnvOptions, Wrappers
+from rl_training.config import AtariOptions, EnvOptions, InputError, MissingPackage, Wrappers
 from rl_training.envs import atari
 from rl_training.envs.backends import EnvPoolEnvs, Envs, SyncEnvs, VectorEnvs
 from rl_training.envs.episodes import Episodes, episode_seed
@@ -57,7 +58,7 @@ def _register(env_id: str) -> str:
         try:
             import ale_py
         except ImportError as error:
-            raise ImportError(f'{env_id} needs ale-py: pip install "rl-training[atari]"') from error
+            raise MissingPackage(f'{env_id} needs ale-py: pip install "rl-training[atari]"') from error
         if name not in gym.registry:
             gym.register_envs(ale_py)
     return name
@@ -89,7 +90,7 @@ def make_envs(env_id: str, *, num_envs: int, seed: int, env_kwargs: Mapping[str,
     if options.backend != "envpool" and not registered(env_id):
         meant = ", ".join(map(repr, nearest_env_ids(env_id)))
         hint = f"did you mean {meant}?" if meant else "register it, or give it as 'module:Name-v0'"
-        raise ValueError(f"environment {env_id!r} is not registered with Gymnasium; {hint}")
+        raise InputError(f"environment {env_id!r} is not registered with Gymnasium; {hint}")
     if plan.atari:
         _check_atari(plan)
     backend = choose_backend(plan) if options.backend == "auto" else options.backend
@@ -124,10 +125,10 @@ class Plan:
 
 def _check_atari(plan: Plan) -> None:
     if "game" not in _spec(plan.env_id).kwargs:
-        raise ValueError(f"wrappers.atari is for Atari games ('ALE/Pong-v5'), not for {plan.env_id!r}: remove it")
+        raise InputError(f"wrappers.atari is for Atari games ('ALE/Pong-v5'), not for {plan.env_id!r}: remove it")
     for key, ours in ATARI_KWARGS.items():
         if key in plan.kwargs:
-            raise ValueError(f"env_kwargs.{key} of {plan.env_id} is set by wrappers.atari.{ours}: give that instead")
+            raise InputError(f"env_kwargs.{key} of {plan.env_id} is set by wrappers.atari.{ours}: give that instead")
 
 
 def choose_backend(plan: Plan) -> str:
@@ -181,15 +182,22 @@ def _sync(plan: Plan) -> Envs:
 
 
 def _async(plan: Plan) -> Envs:
-    make = [functools.partial(single_env, plan, index) for index in range(plan.num_envs)]
+    make = [functools.partial(_in_process, os.getpid(), plan, index) for index in range(plan.num_envs)]
     return VectorEnvs(AsyncVectorEnv(make, autoreset_mode=AutoresetMode.SAME_STEP), restore="episodes")
+
+
+def _in_process(parent: int, plan: Plan, index: int) -> gym.Env:
+    """A terminal sends Ctrl-C to every process of a run; only the parent may act on it, or there is nothing to save."""
+    if os.getpid() != parent:  # AsyncVectorEnv also makes one in the parent, to see its spaces
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    return single_env(plan, index)
 
 
 def _vector(plan: Plan) -> Envs:
     spec = _spec(plan.env_id)
     if spec.vector_entry_point is None or plan.wrappers.frame_stack or plan.atari:
         reason = "has no vectorised form" if spec.vector_entry_point is None else "takes no wrappers in vectorised form"
-        raise ValueError(f"backend 'vector': {plan.env_id} {reason}; use 'auto', 'sync' or 'async'")
+        raise InputError(f"backend 'vector': {plan.env_id} {reason}; use 'auto', 'sync' or 'async'")
     kwargs = dict(plan.kwargs)
     if plan.wrappers.time_limit:
         kwargs["max_episode_steps"] = plan.wrappers.time_limit
@@ -202,7 +210,7 @@ def _ale(plan: Plan) -> Envs:
     options, stack = plan.atari, plan.wrappers.frame_stack
     cannot = _not_in_ale(plan) if options and is_atari(plan.env_id) else "an environment without wrappers.atari"
     if cannot or options is None:
-        raise ValueError(f"backend 'ale' cannot express {cannot} for {plan.env_id}; use 'auto' or 'sync'")
+        raise InputError(f"backend 'ale' cannot express {cannot} for {plan.env_id}; use 'auto' or 'sync'")
     from ale_py.vector_env import AtariVectorEnv
 
     spec = _spec(plan.env_id)
@@ -240,10 +248,12 @@ def _envpool(plan: Plan) -> Envs:
     try:
         import envpool
     except ImportError as error:
-        raise ImportError("backend 'envpool' needs its package: pip install envpool, or use backend 'auto'") from error
+        raise MissingPackage(
+            "backend 'envpool' needs its package: pip install envpool, or use backend 'auto'"
+        ) from error
     options, stack = plan.atari, plan.wrappers.frame_stack
     if bool(options) != bool(stack) or (options and not options.grayscale):
-        raise ValueError("backend 'envpool' stacks frames only of Atari games, in grey, and stacks them always")
+        raise InputError("backend 'envpool' stacks frames only of Atari games, in grey, and stacks them always")
     kwargs = dict(plan.kwargs)
     if plan.wrappers.time_limit:
         kwargs["max_episode_steps"] = plan.wrappers.time_limit
@@ -273,20 +283,20 @@ BACKENDS: dict[str, Callable[[Plan], Envs]] = {
 }
 
 
-def _missing_package(env_id: str, error: Exception) -> ImportError:
+def _missing_package(env_id: str, error: Exception) -> MissingPackage:
     """An error that names the extra to install, where there is one."""
     known = env_id.rpartition(":")[2] in gym.registry
     where = f"{_spec(env_id).entry_point} {error}".lower() if known else str(error).lower()
     extra = next((name for name in ("mujoco", "box2d", "atari") if name in where.replace("ale_py", "atari")), None)
     remedy = f'; pip install "rl-training[{extra}]"' if extra and "pip install envpool" not in where else ""
-    return ImportError(f"environment {env_id!r} cannot be made: {error}{remedy}")
+    return MissingPackage(f"environment {env_id!r} cannot be made: {error}{remedy}")
 
 
 def _bad_keyword(env_id: str, kwargs: Mapping[str, Any], error: TypeError) -> Exception:
-    found = re.search(r"unexpected keyword argument '(\w+)'", str(error))
+    found = re.search(r"(?:unexpected keyword argument|multiple values for (?:keyword )?argument) '(\w+)'", str(error))
     if not found or found[1] not in kwargs:
         return error
-    return ValueError(
+    return InputError(
         f"environment {env_id!r} takes no keyword {found[1]!r} (env_kwargs.{found[1]}): remove it or correct its name; "
         f"our own keys in env_kwargs are {', '.join(EnvOptions.model_fields)}"
     )

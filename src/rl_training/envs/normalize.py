@@ -6,6 +6,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
+from rl_training.config import InputError
 from rl_training.data.statistics import RunningMeanStd
 from rl_training.types import Array, Observation, State
 
@@ -78,7 +79,7 @@ class Normalizer:
     def load_state_dict(self, state: State) -> None:
         """Load statistics; the returns under way only where the number of environments is the same."""
         if set(state["observation"]) != set(self._obs) or (state["reward"] is None) != (self._reward is None):
-            raise ValueError("the saved normaliser has other parts: keep the env_kwargs.wrappers the run began with")
+            raise InputError("the saved normaliser has other parts: keep the env_kwargs.wrappers the run began with")
         for key, scaler in self._obs.items():
             scaler.load(state["observation"][key])
         if self._reward:

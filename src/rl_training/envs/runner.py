@@ -10,6 +10,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
+from rl_training.config import InputError
 from rl_training.envs.backends import Envs, EnvStep
 from rl_training.envs.normalize import Normalizer
 from rl_training.envs.spaces import any_true, copied, put_rows
@@ -229,7 +230,7 @@ def action_map(space: gym.Space, box_actions: Literal["clip", "scale"]) -> tuple
         return lambda action: np.asarray(action).astype(np.int8), space
     if isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating):
         return _scaled(space) if box_actions == "scale" else _clipped(space)
-    raise ValueError(
+    raise InputError(
         f"action space {space} is not supported: use Discrete, MultiDiscrete, MultiBinary or a Box of floats; "
         "a gymnasium.ActionWrapper can turn it into one"
     )
@@ -247,7 +248,7 @@ def _clipped(space: spaces.Box) -> tuple[Callable[[Array], Array], gym.Space]:
 def _scaled(space: spaces.Box) -> tuple[Callable[[Array], Array], gym.Space]:
     low, high, dtype = space.low, space.high, space.dtype
     if not (np.isfinite(low).all() and np.isfinite(high).all()):
-        raise ValueError(
+        raise InputError(
             f"{space} is bounded by [{low.min()}, {high.max()}], but this algorithm's actions in [-1, 1] are scaled to "
             "the bounds: declare finite ones in the environment's action_space (a wrapper can), or use an algorithm "
             "with a Gaussian policy, such as ppo"

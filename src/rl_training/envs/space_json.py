@@ -8,6 +8,8 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
+from rl_training.config import InputError
+
 
 def space_to_json(space: gym.Space) -> dict[str, Any]:
     if isinstance(space, spaces.Box):
@@ -23,7 +25,7 @@ def space_to_json(space: gym.Space) -> dict[str, Any]:
         return {"space": "Dict", "spaces": {key: space_to_json(child) for key, child in space.spaces.items()}}
     if isinstance(space, spaces.Tuple):
         return {"space": "Tuple", "spaces": [space_to_json(child) for child in space.spaces]}
-    raise ValueError(
+    raise InputError(
         f"space {space} cannot be written to a checkpoint: use Box, Discrete, MultiDiscrete, MultiBinary, Dict or Tuple"
     )
 
@@ -44,7 +46,7 @@ def space_from_json(data: dict[str, Any]) -> gym.Space:
         return spaces.Dict({key: space_from_json(child) for key, child in data["spaces"].items()})
     if kind == "Tuple":
         return spaces.Tuple([space_from_json(child) for child in data["spaces"]])
-    raise ValueError(f"unknown space {kind!r} in a checkpoint")
+    raise InputError(f"unknown space {kind!r} in a checkpoint")
 
 
 def _compact(bound: np.ndarray) -> Any:

@@ -9,6 +9,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
+from rl_training.config import InputError
 from rl_training.types import Array, Observation
 
 
@@ -51,7 +52,7 @@ def _plain(space: gym.Space) -> tuple[gym.Space, Any]:
         return spaces.MultiDiscrete(space.nvec), space.start if np.any(space.start) else None
     if isinstance(space, spaces.MultiBinary):
         return space, None
-    raise ValueError(
+    raise InputError(
         f"space {space} is not supported: use Box, Discrete, MultiDiscrete, MultiBinary, or (for observations) "
         "Dict and Tuple of those; a gymnasium.ObservationWrapper can turn it into one"
     )

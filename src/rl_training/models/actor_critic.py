@@ -10,6 +10,7 @@ import gymnasium as gym
 import torch
 from torch import Tensor, nn
 
+from rl_training.config import InputError
 from rl_training.models.networks import Activation, NatureCNN, make_encoder, mlp
 from rl_training.ops.distributions import Bernoulli, Categorical, DiagGaussian, Distribution, MultiCategorical, Numbers
 from rl_training.types import Spaces, TensorTree
@@ -73,7 +74,7 @@ class ActionHead:
         elif isinstance(space, gym.spaces.Box) and space.dtype.kind == "f" and space.shape:
             self.size, self.log_std_shape = math.prod(space.shape), space.shape
         else:
-            raise ValueError(
+            raise InputError(
                 f"no policy for action space {space}: supported are Discrete, MultiDiscrete (one-dimensional), "
                 "MultiBinary and Box of floats; wrap the environment with gymnasium.wrappers.TransformAction"
             )

@@ -13,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from rl_training.config import InputError
+
 Activation: TypeAlias = Literal["tanh", "relu", "elu", "silu"]
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {"tanh": nn.Tanh, "relu": nn.ReLU, "elu": nn.ELU, "silu": nn.SiLU}
 HIDDEN_GAIN = math.sqrt(2)
@@ -50,7 +52,7 @@ class NatureCNN(nn.Module):
         super().__init__()
         self.to_channels, (channels, height, width) = _channels_first(space.shape)
         if min(height, width) < self.MIN_SIDE:
-            raise ValueError(
+            raise InputError(
                 f"images of shape {space.shape} are too small for the Nature CNN, which needs {self.MIN_SIDE} x "
                 f"{self.MIN_SIDE}: resize them (gymnasium.wrappers.ResizeObservation) or make them vectors "
                 "(gymnasium.wrappers.FlattenObservation)"
@@ -143,7 +145,7 @@ def make_encoder(space: gym.Space) -> Encoder:
         return OneHot(space.nvec.flatten().tolist())
     if isinstance(space, gym.spaces.Dict):
         return DictEncoder(space)
-    raise ValueError(
+    raise InputError(
         f"no network for observation space {space}: supported are Box, Discrete, MultiDiscrete, MultiBinary and "
         "Dict or Tuple of these; wrap the environment with gymnasium.wrappers.TransformObservation"
     )

@@ -12,7 +12,9 @@ from rl_training.runtime.on_policy import run_on_policy
 from rl_training.runtime.run import TrainResult
 from rl_training.runtime.setup import Recipe
 
-A2C_RECIPE = Recipe("advantage actor-critic, n-step, synchronous (Mnih et al., 2016)", A2CHyperparameters, A2C.build)
+A2C_RECIPE = Recipe(
+    "a2c", "advantage actor-critic, n-step, synchronous (Mnih et al., 2016)", A2CHyperparameters, A2C.build
+)
 
 
 def train_a2c(

@@ -10,7 +10,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 
 from pydantic import Field, model_validator
 
-from rl_training.config import Float, Int, Options
+from rl_training.config import Float, InputError, Int, Options
 from rl_training.types import Metrics, State
 
 
@@ -69,7 +69,7 @@ class EarlyStopping:
         if self.metric not in metrics:
             near = difflib.get_close_matches(self.metric, metrics, n=1)
             hint = f"did you mean {near[0]!r}?" if near else "the run records " + ", ".join(sorted(metrics))
-            raise ValueError(f"early stopping watches {self.metric!r}, which the run does not record; {hint}")
+            raise InputError(f"early stopping watches {self.metric!r}, which the run does not record; {hint}")
         return float(metrics[self.metric])
 
     def _improves(self, value: float) -> bool:

@@ -104,6 +104,18 @@ def verify_checkpoint(path: Path | str) -> None:
             _finish_check(file, directory / name, hashlib.sha256(), entry)
 
 
+def open_checkpoint(path: Path | str) -> Checkpoint:
+    """Load the checkpoint meant by `path`: see `find_checkpoint`."""
+    for _ in range(5):
+        found = find_checkpoint(path)
+        try:
+            return load_checkpoint(found)
+        except CheckpointError:
+            if found == Path(path) or _existing(found).exists():
+                raise
+    raise CheckpointError(f"{path}: its checkpoints are removed faster than they can be read; raise keep_checkpoints")
+
+
 def find_checkpoint(path: Path | str) -> Path:
     """The checkpoint meant by `path`: itself, or the newest sound one of a run folder or `checkpoints` directory."""
     path = Path(path)

@@ -11,7 +11,7 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any, NamedTuple, get_args, get_type_hints
+from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -79,11 +79,13 @@ def read_schedule(given: Given | None, default: float | None) -> Schedule | None
         return schedule
     if schedule.warmup is not None:
         raise ValueError(f"has a warm-up in its schedule already; drop {given.key + '_warmup_steps'!r}")
-    return with_warmup(schedule, warmup) if warmup else schedule
-
-
-def with_warmup(schedule: Schedule, steps: Any) -> Schedule:
-    return schedule.model_copy(update={"warmup": Warmup.model_validate({"steps": steps})})
+    if warmup in (0, "0%") and warmup is not False:
+        return schedule
+    try:
+        return schedule.model_copy(update={"warmup": Warmup.model_validate({"steps": warmup})})
+    except ValidationError:
+        wanted = "env steps, or per cent of the horizon such as 5%"
+        raise ValueError(f"{given.key + '_warmup_steps'!r} should be {wanted}, got {warmup!r}") from None
 
 
 def to_int(value: float, low: float, high: float) -> int:
@@ -208,6 +210,8 @@ def check_bounds(field: Field, schedule: Schedule, horizon: int) -> None:
     low = min(field.low, 0.0) if field.is_int and schedule.varies else field.low
     violation = first_violation(schedule, horizon, low=low, high=field.high)
     if violation is None:
+        if field.is_int and not schedule.varies and schedule.at(0, horizon) % 1:
+            raise ValueError(f"should be a whole number, got {schedule.at(0, horizon):g}")
         return
     step, value = violation
     when = f" at step {step:,} of {horizon:,}" if schedule.varies else ""
@@ -220,17 +224,24 @@ def check_bounds(field: Field, schedule: Schedule, horizon: int) -> None:
 def read_setting(field: Field, value: Any) -> Any:
     """A value that is fixed for the run, checked against its type and bounds."""
     wrong_kind = isinstance(value, bool) != (field.hint is bool) and field.hint in (int, float, bool)
-    if wrong_kind or (isinstance(value, str) and field.hint in (int, float)):
-        raise _Wrong(Problem((field.name,), f"should be of type {field.hint.__name__}, got {value!r}"))
+    words = value if isinstance(value, list | tuple) else [value] if field.hint in (int, float) else []
+    if wrong_kind or any(isinstance(word, bool | str) for word in words):
+        raise _Wrong(Problem((field.name,), f"should be of type {type_name(field.hint)}, got {value!r}"))
     try:
         value = _adapter(field.hint).validate_python(value)
     except ValidationError as error:
         raise _Wrong(*problems_of(error, (field.name,), {})) from error
-    numbers = value if isinstance(value, tuple) else (value,)
-    for number in numbers:
+    for number in value if isinstance(value, tuple) else (value,):
         if isinstance(number, int | float) and not field.low <= number <= field.high:
             raise _Wrong(Problem((field.name,), f"should be {field.bounds.replace('[', 'in [')}, got {number}"))
     return value
+
+
+def type_name(hint: Any) -> str:
+    """`float | None`, `tuple[int, ...]`, `rmsprop, adam` (the choices of a Literal)."""
+    if get_origin(hint) is Literal:
+        return ", ".join(map(str, get_args(hint)))
+    return hint.__name__ if isinstance(hint, type) and not get_args(hint) else str(hint).replace("typing.", "")
 
 
 @lru_cache

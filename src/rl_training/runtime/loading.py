@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from pydantic import ValidationError
 
 from rl_training.config import (
@@ -26,14 +26,18 @@ from rl_training.envs.factory import nearest_env_ids, registered
 from rl_training.runtime.callbacks import CallbackOptions
 from rl_training.runtime.controls import Controls
 from rl_training.runtime.registry import ALGORITHMS
+from rl_training.runtime.setup import device_problem
 
 ANY_HORIZON = 1_000_000  # to look for further problems where total_timesteps is itself one
 
 
-def load_config(path: str | Path, *, overrides: Sequence[str] = (), allow_import: bool = True) -> TrainConfig:
+def load_config(
+    path: str | Path, *, overrides: Sequence[str] = (), allow_import: bool = True, **values: Any
+) -> TrainConfig:
     """Read a YAML file, apply `key.subkey=value` overrides, and check all of it before anything is made.
 
-    `allow_import=False` refuses an env_id of the form `module:id`, which imports that module.
+    `values` replace top-level keys as they are. `allow_import=False` refuses an env_id of the form `module:id`, which
+    imports that module.
     """
     path = Path(path)
     try:
@@ -45,13 +49,15 @@ def load_config(path: str | Path, *, overrides: Sequence[str] = (), allow_import
     document = read_document(text, str(path))
     for override in overrides:
         apply_override(document, override)
+    for key, value in values.items():
+        replace_value(document, (key,), value, f"--{key.replace('_', '-')} {value}")
     return build_config(document.data, document=document, allow_import=allow_import)
 
 
 def build_config(
-    data: Mapping[str, Any], *, document: Document | None = None, allow_import: bool = True
+    data: Mapping[str, Any], *, document: Document | None = None, allow_import: bool = True, needs_env: bool = True
 ) -> TrainConfig:
-    """A checked TrainConfig from plain data."""
+    """A checked TrainConfig from plain data; without `needs_env` the environment need not be there."""
     problems: list[Problem] = []
     config: TrainConfig | None = None
     try:
@@ -60,7 +66,7 @@ def build_config(
         problems += problems_of(error, (), config_fields())
     except TypeError:  # keys that are not strings
         problems += [Problem((str(k),), "keys should be words") for k in data if not isinstance(k, str)]
-    problems += check(data, allow_import=allow_import)
+    problems += check(data, allow_import=allow_import, needs_env=needs_env)
     if problems or config is None:
         raise ConfigError(_unique(problems), document)
     return config
@@ -73,13 +79,14 @@ def check_config(config: TrainConfig) -> None:
         raise ConfigError(_unique(problems))
 
 
-def check(data: Mapping[str, Any], *, allow_import: bool) -> list[Problem]:
+def check(data: Mapping[str, Any], *, allow_import: bool, needs_env: bool = True) -> list[Problem]:
     """What is wrong beyond the types of the top-level keys; keys of a wrong type are passed over here."""
     return [
         *_check_algorithm(data),
-        *_check_env_id(data.get("env_id"), allow_import),
+        *(_check_env_id(data.get("env_id"), allow_import) if needs_env else ()),
         *_check_env_kwargs(data.get("env_kwargs")),
         *_check_callbacks(data.get("callbacks")),
+        *_check_early_stopping(data),
         *_check_device(data.get("device", "auto")),
     ]
 
@@ -94,7 +101,7 @@ def _check_algorithm(data: Mapping[str, Any]) -> list[Problem]:
     if not isinstance(kwargs, Mapping):
         return []
     horizon = data.get("schedule_horizon") or data.get("total_timesteps")
-    if not isinstance(horizon, int | float) or horizon < 1:
+    if not isinstance(horizon, int | float) or not 1 <= horizon < math.inf:
         horizon = ANY_HORIZON
     try:
         Controls(ALGORITHMS[algo].recipe.hyperparameters, kwargs, int(horizon))
@@ -142,20 +149,20 @@ def _check_callbacks(callbacks: Any) -> list[Problem]:
     return []
 
 
-def _check_device(name: Any) -> list[Problem]:
-    if not isinstance(name, str) or name == "auto":
+def _check_early_stopping(data: Mapping[str, Any]) -> list[Problem]:
+    """It looks at evaluations, so there must be some on the way."""
+    callbacks, interval, total = data.get("callbacks"), data.get("eval_interval", 0), data.get("total_timesteps")
+    if not isinstance(callbacks, Mapping) or not callbacks.get("early_stopping"):
         return []
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        return [Problem(("device",), f"should be auto, cpu, cuda, cuda:<index> or mps, got {name!r}")]
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        return [
-            Problem(
-                ("device",), f"{name!r} is not there: torch sees {torch.cuda.device_count()} CUDA devices; use auto"
-            )
-        ]
-    return []
+    if not isinstance(interval, int) or not isinstance(total, int) or 1 <= interval <= total:
+        return []
+    message = f"looks at evaluations, and with eval_interval {interval} there is none before the end: set eval_interval"
+    return [Problem(("callbacks", "early_stopping"), message)]
+
+
+def _check_device(name: Any) -> list[Problem]:
+    problem = device_problem(name) if isinstance(name, str) else None
+    return [] if problem is None else [Problem(("device",), problem)]
 
 
 def apply_override(document: Document, override: str) -> None:
@@ -171,9 +178,16 @@ def apply_override(document: Document, override: str) -> None:
         target = target[part]
         if not isinstance(target, dict):
             raise ConfigError([Problem((), f"--set {override}: {part!r} is not a mapping")])
-    target[path[-1]] = parse_value(text)
-    for known in [line for line in document.lines if line[: len(path)] == path]:
-        del document.lines[known]  # an error in it stands on no line of the file
+    replace_value(document, path, parse_value(text, f"--set {override}"), f"--set {override}")
+
+
+def replace_value(document: Document, path: tuple[str, ...], value: Any, given: str) -> None:
+    """Set a key that stands in an existing mapping; an error in it then names `given`, not a line of the file."""
+    target = document.data
+    for part in path[:-1]:
+        target = target[part]
+    target[path[-1]] = value
+    document.replaced[path] = given
 
 
 def _unique(problems: list[Problem]) -> list[Problem]:

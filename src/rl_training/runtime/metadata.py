@@ -7,7 +7,6 @@ import os
 import platform
 import shlex
 import subprocess
-import sys
 from collections.abc import Sequence
 from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
@@ -25,7 +24,6 @@ def write_metadata(
     metadata = {
         "command": command if isinstance(command, str) else shlex.join(command),
         "seed": seed,
-        "num_threads": thread_count(),
         "status": "running",
         "started": now(),
         "versions": package_versions(),
@@ -50,12 +48,6 @@ def update_metadata(run_dir: Path, **more: Any) -> Path:
 
 def now() -> str:
     return datetime.now(timezone.utc).isoformat(timespec="seconds")
-
-
-def thread_count() -> int | None:
-    """Torch's threads, if torch is in use; this module does not import it."""
-    torch = sys.modules.get("torch")
-    return torch.get_num_threads() if torch is not None else None
 
 
 def package_version(name: str = "rl-training") -> str | None:

@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from rl_training.config import MissingPackage
 from rl_training.types import Metrics
 
 FLUSH_SECONDS = 5.0
@@ -91,7 +92,7 @@ class MetricsLog:
         self._schedule_names = frozenset(schedule_names)
         self.path = run_dir / "metrics.jsonl"
         # Weights & Biases first: it is the one that may be missing, and nothing has been written yet.
-        self._wandb = _start_wandb(run_dir, wandb) if wandb is not None else None
+        self._wandb = import_wandb().init(dir=str(run_dir), **wandb) if wandb is not None else None
         if self.path.exists():
             raise FileExistsError(f"{self.path} belongs to an earlier run; resume that run or choose another folder")
         self._file = open(self.path, "ab")  # noqa: SIM115 - closed by close()
@@ -177,9 +178,9 @@ def _plain(value: Any) -> float | int | str | None:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _start_wandb(run_dir: Path, options: dict[str, Any]) -> Any:
+def import_wandb() -> Any:
     try:
         import wandb
     except ImportError as error:
-        raise ImportError('wandb logging needs wandb: pip install "rl-training[wandb]"') from error
-    return wandb.init(dir=str(run_dir), **options)
+        raise MissingPackage('wandb logging needs wandb: pip install "rl-training[wandb]"') from error
+    return wandb

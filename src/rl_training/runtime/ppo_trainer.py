@@ -12,7 +12,9 @@ from rl_training.runtime.on_policy import run_on_policy
 from rl_training.runtime.run import TrainResult
 from rl_training.runtime.setup import Recipe
 
-PPO_RECIPE = Recipe("proximal policy optimization, clipped (Schulman et al., 2017)", PPOHyperparameters, PPO.build)
+PPO_RECIPE = Recipe(
+    "ppo", "proximal policy optimization, clipped (Schulman et al., 2017)", PPOHyperparameters, PPO.build
+)
 
 
 def train_ppo(

@@ -67,5 +67,9 @@ def save_png(controls: Controls, path: Path) -> None:
     axes[-1, 0].set_xlabel("env steps")
     axes[-1, 0].xaxis.set_major_formatter(lambda x, _: f"{x:,.0f}")
     figure.tight_layout()
-    figure.savefig(path, dpi=150)
-    pyplot.close(figure)
+    try:
+        figure.savefig(path, dpi=150)
+    except (OSError, ValueError) as error:
+        raise InputError(f"--png {path}: {error}") from error
+    finally:
+        pyplot.close(figure)

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Collection, Mapping
 from typing import Any, TextIO
 
+from rl_training.config import InputError
 from rl_training.runtime.metrics import is_loss
 from rl_training.types import Metrics
 
@@ -184,7 +185,7 @@ def make_progress(
         mode = "live" if _can_redraw(stream) else "plain"
     kinds: dict[str, type[Progress]] = {"live": LiveProgress, "plain": PlainProgress, "silent": Progress}
     if mode not in kinds:
-        raise ValueError(f"progress must be one of auto, {', '.join(kinds)}, got {mode!r}")
+        raise InputError(f"progress must be one of auto, {', '.join(kinds)}, got {mode!r}")
     return kinds[mode](schedule_names=schedule_names, stream=stream)
 
 

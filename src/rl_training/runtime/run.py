@@ -13,7 +13,6 @@ from statistics import fmean
 from typing import Any
 
 import torch
-import yaml
 
 from rl_training.config import InputError, TrainConfig
 from rl_training.envs.factory import make_envs
@@ -25,13 +24,14 @@ from rl_training.runtime.controls import Controls
 from rl_training.runtime.evaluation import evaluate
 from rl_training.runtime.interrupts import Interrupts
 from rl_training.runtime.metadata import update_metadata, write_metadata, write_text_atomic
-from rl_training.runtime.metrics import MetricsLog, RunningMeans, TrainingDiverged, check_finite
+from rl_training.runtime.metrics import MetricsLog, RunningMeans, TrainingDiverged, check_finite, import_wandb
 from rl_training.runtime.progress import Progress, make_progress
 from rl_training.runtime.randomness import global_state, seed_of, set_global_state
 from rl_training.runtime.setup import (
     Recipe,
     build_algorithm,
     clips_reward,
+    config_text,
     config_to_dict,
     make_normalizer,
     make_run_dir,
@@ -70,6 +70,8 @@ class TrainingRun:
         resume: Checkpoint | None = None,
         progress: str = "auto",
     ) -> None:
+        if config.algo != recipe.name:
+            raise InputError(f"this trains {recipe.name}, but the config says algo: {config.algo}")
         self.config, self.recipe, self.resume = config, recipe, resume
         self.controls = Controls(recipe.hyperparameters, config.algo_kwargs, config.horizon)
         self.step, self.evaluations, self.best_eval = 0, 0, -math.inf
@@ -85,10 +87,14 @@ class TrainingRun:
             for i, callback in enumerate(self.callbacks):
                 if hasattr(callback, "state_dict"):
                     self.keep(f"callback_{i}", callback)
-            self.dir = make_run_dir(config, run_suffix, resume)
-            self._describe_run()
-            self.log = MetricsLog(self.dir, wandb=wandb_options(config), schedule_names=set(self.controls.scalars))
+            # What can still be wrong with the input comes before the folder, so that none is left behind.
             self.progress: Progress = make_progress(progress, schedule_names=tuple(self.controls.varying))
+            wandb, text = wandb_options(config), config_text(config, self.controls)
+            if wandb is not None:
+                import_wandb()
+            self.dir = make_run_dir(config, run_suffix, resume)
+            self._describe_run(text)
+            self.log = MetricsLog(self.dir, wandb=wandb, schedule_names=set(self.controls.scalars))
             self.keep("run", self)
         except BaseException:
             self.envs.close()
@@ -98,12 +104,9 @@ class TrainingRun:
     def _build(self) -> None:
         config, recipe = self.config, self.recipe
         seed = seed_of(config.seed, "environments")
-        try:
-            self.envs = make_envs(
-                config.env_id, num_envs=config.num_envs, seed=seed, env_kwargs=config.env_kwargs, training=True
-            )
-        except (ValueError, ImportError) as error:
-            raise InputError(str(error)) from error
+        self.envs = make_envs(
+            config.env_id, num_envs=config.num_envs, seed=seed, env_kwargs=config.env_kwargs, training=True
+        )
         try:
             self.normalizer = make_normalizer(config, self.envs.single_observation_space, config.num_envs)
             self.runner = EnvRunner(
@@ -122,13 +125,12 @@ class TrainingRun:
                 self.keep("normalizer", self.normalizer)
             self.keep("runner", self.runner)
             self.advance(0)
-        except (ValueError, ImportError) as error:
+        except BaseException:
             self.envs.close()
-            raise InputError(str(error)) from error
+            raise
 
-    def _describe_run(self) -> None:
-        config_text = yaml.safe_dump(config_to_dict(self.config, self.controls), sort_keys=False)
-        write_text_atomic(self.dir / "config.yaml", config_text)
+    def _describe_run(self, text: str) -> None:
+        write_text_atomic(self.dir / "config.yaml", text)
         write_metadata(
             self.dir,
             command=sys.argv,
@@ -141,7 +143,6 @@ class TrainingRun:
                 "resumed_from": str(self.resume.path) if self.resume else None,
                 "resumed_at_step": self.resume.step if self.resume else None,
                 "environments_not_restored": self.runner.not_restored,
-                "status": "running",
             },
         )
 
@@ -175,9 +176,10 @@ class TrainingRun:
         self._check(metrics)
         self.means.add(metrics)
         before, self._recorded = self._recorded, self.step
-        if crossed(self.config.log_interval, before, self.step):
+        evaluate = crossed(self.config.eval_interval, before, self.step)
+        if evaluate or crossed(self.config.log_interval, before, self.step):
             self._log()
-        if crossed(self.config.eval_interval, before, self.step):
+        if evaluate:
             self.evaluate()
         for callback in self.callbacks:
             callback(self)
@@ -188,10 +190,9 @@ class TrainingRun:
         try:
             check_finite(metrics, self.step)
         except TrainingDiverged as diverged:
-            kept = (
-                f"the last good checkpoint is {self.checkpoint_path}" if self.checkpoint_path else "no checkpoint yet"
-            )
-            raise TrainingDiverged(diverged.step, diverged.name, diverged.value, remedy=kept) from None
+            saved = f"the last good checkpoint is {self.checkpoint_path}" if self.checkpoint_path else "none saved yet"
+            remedy = f"try a lower learning rate; {saved}"
+            raise TrainingDiverged(diverged.step, diverged.name, diverged.value, remedy=remedy) from None
 
     def _current(self) -> Metrics:
         returns, lengths = self.runner.recent_returns, self.runner.recent_lengths
@@ -209,14 +210,23 @@ class TrainingRun:
         if self._logged == self.step:
             return
         self._logged = self.step
-        self.metrics |= self.means.mean() | self._current()
-        self.log.write(self.metrics)
+        record = self.means.mean() | self._current()  # no evaluation: that of an earlier step is not this one's
+        self.metrics |= record
+        self.log.write(record)
         self.progress.update(self.step, self.metrics)
 
     def evaluate(self) -> None:
         """Evaluate the policy as it is now; the best so far is saved as `checkpoints/best`."""
         started = time.perf_counter()
-        result = evaluate(self.algorithm, self.config, box_actions=self.recipe.box_actions, normalizer=self.normalizer)
+        result = evaluate(
+            self.algorithm,
+            self.config,
+            box_actions=self.recipe.box_actions,
+            normalizer=self.normalizer,
+            stopped=lambda: self.interrupts.received is not None,
+        )
+        if result is None:
+            return
         self._clock_zero += time.perf_counter() - started  # steps_per_second is the speed of training
         self.metrics |= result | self._current()
         self.evaluations, self._evaluated = self.evaluations + 1, self.step
@@ -224,9 +234,10 @@ class TrainingRun:
         mean, std, episodes = result.values()
         self.progress.message(f"evaluation at step {self.step:,}: {mean:.1f} ± {std:.1f} over {episodes:.0f} episodes")
         self.progress.update(self.step)
-        if result["eval_return_mean"] > self.best_eval:
-            self.best_eval = result["eval_return_mean"]
-            self._write(self.dir / "checkpoints" / "best")
+        best = self.dir / "checkpoints" / "best"
+        if result["eval_return_mean"] > self.best_eval or not best.exists():  # a resumed run has none of its own yet
+            self.best_eval = max(self.best_eval, result["eval_return_mean"])
+            self._write(best)
 
     def save(self) -> Path:
         """Write a checkpoint of everything that was kept, and let the oldest go."""
@@ -305,14 +316,17 @@ class TrainingRun:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        self.progress.stop()
-        self.log.close()
-        self.envs.close()
-        self.interrupts.remove()
-        torch.set_num_threads(self._threads)
-        if error is not None and not isinstance(error, TrainingInterrupted):
-            with contextlib.suppress(OSError):
-                update_metadata(self.dir, status=f"failed: {type(error).__name__}: {error}")
+        with (
+            contextlib.ExitStack() as closing
+        ):  # last in, first out; one that fails does not keep the rest from closing
+            closing.callback(torch.set_num_threads, self._threads)
+            closing.callback(self.interrupts.remove)
+            closing.callback(self.envs.close)
+            closing.callback(self.log.close)
+            closing.callback(self.progress.stop)
+            if error is not None and not isinstance(error, TrainingInterrupted):
+                with contextlib.suppress(OSError):
+                    update_metadata(self.dir, status=f"failed: {type(error).__name__}: {error}")
 
 
 def resume_notes(run: TrainingRun) -> list[str]:

@@ -10,58 +10,13 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping
+from numbers import Real
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from rl_training.config import Float, Options, nearest, problems_of
-
-
-def _amount(value: Any) -> Any:
-    if isinstance(value, str) and value.strip().endswith("%"):
-        try:
-            percent = float(value.strip()[:-1])
-        except ValueError:
-            percent = math.nan
-        if not 0 <= percent <= 100:
-            raise ValueError("should be a per cent from 0% to 100%")
-        return f"{percent:g}%"
-    if isinstance(value, bool | str) or value != int(value) or value < 0:
-        raise ValueError("should be a whole number of env steps, or per cent of the horizon such as 50%")
-    return int(value)
-
-
-Amount = Annotated[
-    int | str,
-    BeforeValidator(_amount),
-    Field(json_schema_extra={"pattern": r"^[0-9.]+\s*%$"}),
-]
-
-
-def _positive(value: Any) -> Any:
-    if value in (0, "0%"):
-        raise ValueError("should be more than 0")
-    return value
-
-
-Duration = Annotated[Amount, AfterValidator(_positive)]
-
-
-def fraction(amount: int | str) -> float | None:
-    """0.5 for "50%"; None for a number of steps."""
-    return float(amount[:-1]) / 100 if isinstance(amount, str) else None
-
-
-def length_of(duration: int | str, horizon: int) -> int:
-    """A duration in env steps, at least 1."""
-    part = fraction(duration)
-    return max(1, round(part * horizon) if part is not None else int(duration))
-
-
-def position_of(amount: int | str, length: int) -> float:
-    """A point in time; 100% is the last step."""
-    part = fraction(amount)
-    return part * (length - 1) if part is not None else float(amount)
+from rl_training.runtime.amounts import Amount, Duration, fraction, length_of, position_of
 
 
 class Warmup(Options):
@@ -190,7 +145,7 @@ class Steps(Schedule):
     needs: ClassVar[str | None] = "milestones: [50%, 75%] or every: 10%"
     start: Float = Field(description="value before the first drop; default: the fixed value")
     factor: Float = Field(0.1, ge=0, description="what each drop multiplies the value by")
-    milestones: list[Amount] | None = Field(None, description="when to drop")
+    milestones: list[Amount] | None = Field(None, min_length=1, description="when to drop")
     every: Duration | None = Field(None, description="drop each time this much has passed")
 
     @model_validator(mode="after")
@@ -204,7 +159,10 @@ class Steps(Schedule):
             drops = s // length_of(self.every, length)
         else:
             drops = sum(s >= position_of(m, length) for m in self.milestones or ())
-        return float(self.start * self.factor**drops)
+        try:
+            return float(self.start * self.factor**drops)
+        except OverflowError:
+            return math.inf
 
     def knots(self, length: int) -> Iterator[float]:
         yield from super().knots(length)
@@ -335,8 +293,8 @@ def parse_schedule(spec: Any, *, fixed: float | None = None) -> Schedule:
         return spec
     if isinstance(spec, list):
         spec = {"kind": "sequence", "segments": spec}
-    if isinstance(spec, int | float) and not isinstance(spec, bool):
-        return Constant(start=spec)
+    if isinstance(spec, Real) and not isinstance(spec, bool):  # numpy's numbers too
+        return Constant(start=float(spec))
     if isinstance(spec, str):
         cls = _kind(spec)
         if cls.needs:
@@ -345,6 +303,8 @@ def parse_schedule(spec: Any, *, fixed: float | None = None) -> Schedule:
     if not isinstance(spec, Mapping):
         raise ValueError(f"a schedule is a number, a kind or a mapping, got {spec!r}")
     mapping = _canonical(spec)
+    if "kind" not in mapping and not mapping.keys() <= Constant.model_fields.keys():
+        raise ValueError(f"a schedule needs a kind: {', '.join(KINDS)}")
     cls = _kind(mapping.setdefault("kind", "constant"))
     if "start" in cls.model_fields and "start" not in mapping and fixed is not None:
         mapping["start"] = fixed
@@ -354,7 +314,7 @@ def parse_schedule(spec: Any, *, fixed: float | None = None) -> Schedule:
 
 
 def _kind(name: Any) -> type[Schedule]:
-    if name not in KINDS:
+    if not isinstance(name, str) or name not in KINDS:
         raise ValueError(f"unknown schedule kind {name!r}{nearest(str(name), KINDS)}; kinds: {', '.join(KINDS)}")
     return KINDS[name]
 
@@ -404,7 +364,8 @@ def first_violation(schedule: Schedule, horizon: int, *, low: float, high: float
     steps = {0, last, warm, *knots, *(round(last * i / 1024) for i in range(1025))}
 
     def bad(step: int) -> bool:
-        return not low - slack <= schedule.at(step, horizon) <= high + slack  # NaN is bad too
+        value = schedule.at(step, horizon)
+        return not (math.isfinite(value) and low - slack <= value <= high + slack)
 
     good = -1
     for step in sorted(s for s in steps if 0 <= s <= last):
@@ -423,10 +384,15 @@ def _length(schedule: Schedule, horizon: int) -> int:
 
 def check_order(schedule: Schedule, horizon: int) -> None:
     """Piecewise points are in order of time; only the horizon tells, where steps and per cents are mixed."""
-    parts = schedule.segments if isinstance(schedule, Sequence) else [schedule]
-    for part in parts:
-        if isinstance(part, Piecewise) and (trouble := part.disorder(_length(part, horizon))):
-            raise ValueError(trouble)
+    _check_order(schedule, _length(schedule, horizon))
+
+
+def _check_order(schedule: Schedule, length: int) -> None:
+    if isinstance(schedule, Piecewise) and (trouble := schedule.disorder(length)):
+        raise ValueError(trouble)
+    if isinstance(schedule, Sequence):
+        for _, steps, segment in schedule._spans(length):
+            _check_order(segment, steps)
 
 
 def dump_schedule(schedule: Schedule) -> Any:

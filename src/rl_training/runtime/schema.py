@@ -9,7 +9,7 @@ from pydantic import TypeAdapter
 
 from rl_training.config import AtariOptions, EnvOptions, Options, TrainConfig, Wrappers, config_fields
 from rl_training.runtime.callbacks import CallbackOptions, EarlyStoppingOptions, TimeLimitOptions
-from rl_training.runtime.controls import PARTS, Field, fields_of, names_of
+from rl_training.runtime.controls import PARTS, Field, fields_of, names_of, type_name
 from rl_training.runtime.registry import ALGORITHMS
 from rl_training.runtime.schedules import KINDS
 
@@ -88,18 +88,6 @@ def _limits(field: Field) -> dict[str, Any]:
 def _notes(field: Field) -> dict[str, Any]:
     default = list(field.default) if isinstance(field.default, tuple) else field.default
     return {"description": field.help, "default": default}
-
-
-def type_name(hint: Any) -> str:
-    """`float | None`, `tuple[int, ...]`, `rmsprop, adam` (the choices of a Literal)."""
-    choices = getattr(hint, "__args__", ()) if "Literal" in str(hint) else ()
-    if choices:
-        return ", ".join(str(choice) for choice in choices)
-    return (
-        hint.__name__
-        if isinstance(hint, type) and not getattr(hint, "__args__", None)
-        else str(hint).replace("typing.", "")
-    )
 
 
 def reference() -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -13,10 +12,11 @@ from typing import Any
 
 import gymnasium as gym
 import torch
+import yaml
 
 from rl_training.algorithms.base import Algorithm
 from rl_training.config import InputError, TrainConfig
-from rl_training.envs.factory import split_env_kwargs
+from rl_training.envs.factory import split_env_kwargs, usable_cores
 from rl_training.envs.normalize import Normalizer
 from rl_training.models.networks import is_image
 from rl_training.runtime.checkpoints import Checkpoint
@@ -29,6 +29,7 @@ from rl_training.types import BoxActions, Spaces
 class Recipe:
     """All there is to know about an algorithm: its hyperparameters, how to build it, what it can act in."""
 
+    name: str
     summary: str
     hyperparameters: type
     build: Callable[..., Algorithm]  # (spaces, hp, *, rng, device)
@@ -54,8 +55,22 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
+def device_problem(name: str) -> str | None:
+    """Why torch cannot use the device `name`; None if it can."""
+    if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", name):
+        return f"should be auto, cpu, cuda, cuda:<index> or mps, got {name!r}"
+    there = torch.cuda.device_count()
+    if name.startswith("cuda") and int(name.partition(":")[2] or 0) >= there:
+        return f"{name!r} is not there: torch sees {there} CUDA devices; use auto"
+    if name == "mps" and not torch.backends.mps.is_available():
+        return "'mps' is not there: it takes a Mac with Apple's GPU; use auto"
+    return None
+
+
 def pick_device(name: str, spaces: Spaces) -> torch.device:
     """auto: a GPU pays for images; small networks are faster where the environments are."""
+    if (problem := device_problem(name)) is not None:
+        raise InputError(f"device {problem}")
     if name != "auto":
         return torch.device(name)
     space = spaces.observation
@@ -68,11 +83,13 @@ def pick_threads(setting: int | str, algorithm: Algorithm, device: torch.device)
     if isinstance(setting, int):
         return setting
     small = algorithm.num_parameters < 1_000_000
-    return 1 if small or device.type != "cpu" else os.cpu_count() or 1
+    return 1 if small or device.type != "cpu" else usable_cores()
 
 
 def make_run_dir(config: TrainConfig, suffix: str | None, resume: Checkpoint | None) -> Path:
     """A new folder `<algo>__<env>__seed<seed>__<suffix or time>`, which names its origin if the run has one."""
+    if suffix is not None and not re.fullmatch(r"[\w.+-]+", suffix):
+        raise InputError(f"run_suffix should be letters, digits and . _ + -, got {suffix!r}")
     stamp = time.strftime("%Y%m%d-%H%M%S")
     tail = suffix or (f"resumed-at-{resume.step}-{stamp}" if resume else stamp)
     env = re.sub(r"[^\w.-]+", "-", config.env_id)
@@ -109,6 +126,16 @@ def wandb_options(config: TrainConfig) -> dict[str, Any] | None:
         return None
     given = {} if config.wandb is True else dict(config.wandb)
     return {"project": "rl-training", "tags": config.tags or None} | given
+
+
+def config_text(config: TrainConfig, controls: Controls) -> str:
+    try:
+        text: str = yaml.safe_dump(config_to_dict(config, controls), sort_keys=False)
+        return text
+    except yaml.YAMLError as error:
+        raise InputError(
+            f"the config holds what YAML cannot: {error}; use plain numbers, text, lists, dicts"
+        ) from error
 
 
 def config_to_dict(config: TrainConfig, controls: Controls | None = None) -> dict[str, Any]:

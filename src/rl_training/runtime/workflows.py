@@ -14,7 +14,7 @@ from rl_training.envs.runner import action_map
 from rl_training.envs.space_json import space_from_json
 from rl_training.envs.spaces import ObservationLayout
 from rl_training.runtime.callbacks import Callback
-from rl_training.runtime.checkpoints import Checkpoint, CheckpointError, find_checkpoint, load_checkpoint
+from rl_training.runtime.checkpoints import Checkpoint, CheckpointError, open_checkpoint
 from rl_training.runtime.controls import Controls
 from rl_training.runtime.evaluation import evaluate
 from rl_training.runtime.loading import build_config, check_config
@@ -42,7 +42,9 @@ def resume_training(
     total_timesteps: int | None = None,
     extend: Extend = "keep",
     output_dir: str | Path | None = None,
+    device: str | None = None,
     callbacks: Sequence[Callback] = (),
+    allow_import: bool = True,
     **options: Any,
 ) -> TrainResult:
     """Go on from a checkpoint, in a new run folder that names its origin.
@@ -52,9 +54,10 @@ def resume_training(
     """
     if extend not in ("keep", "stretch"):
         raise InputError(f"extend should be keep or stretch, got {extend!r}")
-    checkpoint = load_checkpoint(find_checkpoint(path))
-    config = config_of(checkpoint)
-    total = total_timesteps or config.total_timesteps
+    checkpoint = open_checkpoint(path)
+    changes: dict[str, Any] = {} if device is None else {"device": device}
+    config = config_of(checkpoint, allow_import=allow_import, **changes)
+    total = config.total_timesteps if total_timesteps is None else total_timesteps
     if total <= checkpoint.step:
         raise InputError(
             f"{checkpoint.path} is at step {checkpoint.step:,}, so there is nothing to train up to step {total:,}; "
@@ -70,23 +73,28 @@ def resume_training(
     return ALGORITHMS[config.algo].train(config, callbacks=callbacks, resume=checkpoint, **options)
 
 
-def evaluate_checkpoint(path: str | Path, *, num_episodes: int | None = None, device: str = "auto") -> Metrics:
+def evaluate_checkpoint(
+    path: str | Path, *, num_episodes: int | None = None, device: str = "auto", allow_import: bool = True
+) -> Metrics:
     """Evaluate a checkpoint, or a run folder's newest, on fresh environments."""
-    checkpoint = load_checkpoint(find_checkpoint(path))
-    config, policy = config_of(checkpoint), _policy(checkpoint, device)
+    checkpoint = open_checkpoint(path)
+    config = config_of(checkpoint, allow_import=allow_import, device=device)
+    policy = _policy(checkpoint, device)
     recipe = ALGORITHMS[config.algo].recipe
-    return evaluate(
+    metrics = evaluate(
         policy.algorithm,
         config,
         box_actions=recipe.box_actions,
         normalizer=policy.normalizer,
         num_episodes=num_episodes,
     )
+    assert metrics is not None  # nothing stops it here
+    return metrics
 
 
 def load_policy(path: str | Path, *, device: str = "auto") -> Policy:
     """The trained policy, for use in a loop of your own; needs no environment."""
-    return _policy(load_checkpoint(find_checkpoint(path)), device)
+    return _policy(open_checkpoint(path), device)
 
 
 def predict_checkpoint(path: str | Path, obs: Any, *, deterministic: bool = True, device: str = "auto") -> Any:
@@ -94,18 +102,18 @@ def predict_checkpoint(path: str | Path, obs: Any, *, deterministic: bool = True
     return load_policy(path, device=device).act(obs, deterministic=deterministic)
 
 
-def config_of(checkpoint: Checkpoint) -> TrainConfig:
-    """The config a checkpoint was made with, checked as if it came from a file."""
+def config_of(
+    checkpoint: Checkpoint, *, needs_env: bool = True, allow_import: bool = True, **changes: Any
+) -> TrainConfig:
+    """The config a checkpoint was made with, and changes to it, checked as if it came from a file."""
     try:
-        return build_config(checkpoint.config)
+        return build_config({**checkpoint.config, **changes}, allow_import=allow_import, needs_env=needs_env)
     except ValueError as error:
-        raise CheckpointError(
-            f"{checkpoint.path}: its config does not fit this version of rl_training: {error}"
-        ) from error
+        raise CheckpointError(f"{checkpoint.path}: its config cannot be used here: {error}") from error
 
 
 def _policy(checkpoint: Checkpoint, device: str) -> Policy:
-    config = config_of(checkpoint)
+    config = config_of(checkpoint, needs_env=False, device=device)
     recipe = ALGORITHMS[config.algo].recipe
     saved = {name: space_from_json(data) for name, data in checkpoint.info["spaces"].items()}
     spaces = Spaces(saved["observation"], saved["action"])

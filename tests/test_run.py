@@ -1,0 +1,306 @@
+"""What a run promises beside its numbers: generators, evaluations, signals, its folder, the process it leaves."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+import yaml
+
+from rl_training import TrainingInterrupted, load_policy, resume_training, train
+from rl_training.config import InputError
+from rl_training.runtime import evaluation
+from rl_training.runtime import run as run_module
+from rl_training.runtime.a2c_trainer import train_a2c
+from rl_training.runtime.checkpoints import load_checkpoint
+from rl_training.runtime.randomness import STREAMS, seed_of, untouched_global_state
+from rl_training.runtime.setup import clips_reward, wandb_options
+from test_checkpoint_workflows import stop_at, wait_for
+from test_contract import assert_equal_state
+
+
+class Dicey(gym.Env):
+    """Draws from the process-wide generators, as careless environments do."""
+
+    observation_space = gym.spaces.Box(0, 1, (3,))
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        return np.array([np.random.random(), random.random(), torch.rand(()).item()], np.float32), {}
+
+    def step(self, action):
+        obs, _ = self.reset()
+        return obs, float(obs.sum()), bool(obs[0] < 0.1), False, {}
+
+
+@pytest.fixture
+def dicey():
+    if "Dicey-v0" not in gym.registry:
+        gym.register("Dicey-v0", entry_point=Dicey, max_episode_steps=20)
+    random.seed(1)
+    np.random.seed(1)
+    torch.manual_seed(1)
+
+
+def test_evaluating_leaves_the_global_generators_alone(dicey, tiny_config):
+    states = []
+    for interval in (0, 32):
+        random.seed(1)
+        np.random.seed(1)
+        torch.manual_seed(1)
+        result = train(tiny_config("a2c", {"env_id": "Dicey-v0", "eval_interval": interval}), progress="silent")
+        states.append(load_checkpoint(result.checkpoint_path).state)
+    assert_equal_state(states[0]["algorithm"], states[1]["algorithm"])
+    assert_equal_state(states[0]["run"]["generators"], states[1]["run"]["generators"])
+
+
+def test_global_generators_are_saved_and_restored(dicey):
+    with untouched_global_state():
+        inside = (random.random(), np.random.random(), torch.rand(()).item())
+    assert (random.random(), np.random.random(), torch.rand(()).item()) == inside
+
+
+def test_a_resume_goes_on_with_the_global_generators(dicey, tiny_config):
+    half = train(tiny_config("a2c", {"env_id": "Dicey-v0"}), callbacks=[stop_at(128)], progress="silent")
+    saved = load_checkpoint(half.checkpoint_path).state["run"]["generators"]
+    random.seed(7)
+    np.random.seed(7)
+    torch.manual_seed(7)
+    seen = []
+    note = lambda run: seen.append(run.state_dict()["generators"]["python"][1])  # noqa: E731
+    original = run_module.EnvRunner.step
+
+    def first_step(self, act, *, explore=True):
+        if not seen:
+            seen.append(run_module.global_state())
+        return original(self, act, explore=explore)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run_module.EnvRunner, "step", first_step)
+        resume_training(half.run_dir, progress="silent", callbacks=[note])
+    assert_equal_state(seen[0], saved)
+
+
+def test_every_use_of_the_seed_has_its_own_stream():
+    assert len({seed_of(0, stream) for stream in STREAMS}) == len(STREAMS)
+    assert seed_of(0, "model") != seed_of(1, "model")
+
+
+@pytest.fixture
+def scores(monkeypatch):
+    """Evaluations give these returns, one after the other."""
+    values = []
+    result = lambda *_, **__: {"eval_return_mean": values.pop(0), "eval_return_std": 0.0, "eval_episodes": 1}  # noqa: E731
+    monkeypatch.setattr(run_module, "evaluate", result)
+    return values
+
+
+def best_step(run_dir):
+    return load_checkpoint(run_dir / "checkpoints" / "best").step
+
+
+def test_the_first_of_equal_evaluations_is_the_best(scores, tiny_config):
+    scores += [1.0, 3.0, 3.0, 2.0]
+    assert best_step(train(tiny_config("a2c", {"eval_interval": 64}), progress="silent").run_dir) == 128
+
+
+def test_a_resumed_run_remembers_its_evaluations(scores, tiny_config):
+    scores += [5.0, 9.0, 4.0, 3.0, 3.0, 3.0]
+    counts = []
+    count = lambda run: counts.append((run.step, run.evaluations, run.best_eval))  # noqa: E731
+    half = train(tiny_config("a2c", {"eval_interval": 64}), callbacks=[stop_at(128)], progress="silent")
+    resume_training(half.run_dir, callbacks=[count], progress="silent")
+    assert counts[0] == (144, 2, 9.0)
+    assert counts[-1] == (256, 4, 9.0)
+    assert len(scores) == 2
+
+
+def test_early_stopping_counts_on_after_a_resume(scores, tiny_config):
+    scores += [5.0, 4.0, 3.0, 2.0, 1.0]
+    config = {"eval_interval": 64, "callbacks": {"early_stopping": {"patience": 3}}}
+    half = train(tiny_config("a2c", config), callbacks=[stop_at(128)], progress="silent")
+    resumed = resume_training(half.run_dir, progress="silent")
+    assert resumed.metrics["global_step"] == 256
+    assert "did not improve in 3" in json.loads((resumed.run_dir / "metadata.json").read_text())["status"]
+
+
+def test_a_run_leaves_the_process_as_it_was(tiny_config):
+    torch.set_num_threads(2)
+    seen, closed = [], []
+
+    def look(run):
+        if not seen:
+            seen.append(torch.get_num_threads())
+            close = run.envs.close
+            run.envs.close = lambda: closed.append(close())
+
+    train(tiny_config("a2c", {"num_threads": 2}), callbacks=[look], progress="silent")
+    train(tiny_config("a2c"), callbacks=[lambda run: seen.append(torch.get_num_threads())], progress="silent")
+    assert seen[:2] == [2, 1]
+    assert torch.get_num_threads() == 2
+    assert closed == [None]
+    torch.set_num_threads(1)
+
+
+def test_building_a_model_draws_nothing_from_torchs_generator(tiny_config):
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    train(tiny_config("ppo"), progress="silent")
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_run_that_fails_says_so_in_its_folder(tiny_config):
+    def fail(run):
+        raise RuntimeError("on purpose")
+
+    config = tiny_config("a2c")
+    with pytest.raises(RuntimeError, match="on purpose"):
+        train(config, callbacks=[fail], progress="silent", run_suffix="failed")
+    (folder,) = config.output_dir.iterdir()
+    assert json.loads((folder / "metadata.json").read_text())["status"] == "failed: RuntimeError: on purpose"
+
+
+def test_a_second_interrupt_quits(tiny_config):
+    def interrupt(run):
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        train(tiny_config("a2c"), callbacks=[interrupt], progress="silent")
+    assert not isinstance(caught.value, TrainingInterrupted)
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_an_interrupted_run_is_not_evaluated(tiny_config):
+    interrupt = lambda run: os.kill(os.getpid(), signal.SIGINT)  # noqa: E731
+    with pytest.raises(TrainingInterrupted) as caught:
+        train(tiny_config("a2c"), callbacks=[interrupt], progress="silent")
+    assert "eval_return_mean" not in caught.value.result.metrics
+
+
+def test_log_lines_come_at_their_interval(tiny_config):
+    result = train(tiny_config("a2c", {"log_interval": 64}), progress="silent")
+    lines = [json.loads(line) for line in (result.run_dir / "metrics.jsonl").read_text().splitlines()]
+    assert [line["global_step"] for line in lines] == [64, 128, 192, 256, 256]  # the last is the evaluation
+
+
+def test_a_final_evaluation_is_not_made_twice(scores, tiny_config):
+    scores += [1.0, 2.0]
+    train(tiny_config("a2c", {"eval_interval": 128}), progress="silent")
+    assert scores == []
+
+
+def test_length_and_return_of_training_episodes(tiny_config):
+    config = {"env_id": "Pendulum-v1", "env_kwargs": {"wrappers": {"time_limit": 7}}}
+    metrics = train(tiny_config("a2c", config), progress="silent").metrics
+    assert metrics["train_length_mean"] == 7
+    assert metrics["train_return_mean"] < 0
+
+
+def test_a_resumed_run_says_over_which_horizon(tiny_config, capsys):
+    result = train(tiny_config("a2c"), progress="silent")
+    resume_training(result.run_dir, total_timesteps=320, progress="plain")
+    assert "schedules run over 256 steps" in capsys.readouterr().out
+
+
+def test_a_policy_has_the_hyperparameters_of_its_step(tiny_config):
+    result = train(tiny_config("ppo", ent_coef={"kind": "linear", "start": 0.4, "end": 0.2}), progress="silent")
+    assert load_policy(result.run_dir).algorithm.ent_coef == pytest.approx(0.2)
+
+
+def test_evaluation_plays_whole_games(tiny_config, monkeypatch):
+    given, original = [], evaluation.make_envs
+    monkeypatch.setattr(evaluation, "make_envs", lambda *a, **k: given.append(k["training"]) or original(*a, **k))
+    train(tiny_config("a2c"), progress="silent")
+    assert given == [False]
+
+
+@pytest.mark.parametrize(
+    ("atari", "clips"), [(False, False), (True, True), ({}, True), ({"clip_reward": False}, False)]
+)
+def test_rewards_are_clipped_as_the_wrappers_say(atari, clips, tiny_config):
+    assert clips_reward(tiny_config("ppo", {"env_kwargs": {"wrappers": {"atari": atari}}})) is clips
+
+
+def test_what_weights_and_biases_is_told(tiny_config):
+    assert wandb_options(tiny_config("ppo")) is None
+    assert wandb_options(tiny_config("ppo", {"wandb": True, "tags": ["a"]})) == {
+        "project": "rl-training",
+        "tags": ["a"],
+    }
+    assert wandb_options(tiny_config("ppo", {"wandb": {"project": "mine"}}))["project"] == "mine"
+
+
+def test_mean_and_deviation_of_an_evaluation(tiny_config, monkeypatch):
+    monkeypatch.setattr(evaluation, "_returns", lambda *_: [1.0, 3.0])
+    metrics = evaluation.evaluate(None, tiny_config("a2c"), box_actions="clip")
+    assert metrics == {"eval_return_mean": 2.0, "eval_return_std": 1.0, "eval_episodes": 2}
+
+
+def test_an_evaluation_is_logged_once(tiny_config):
+    result = train(tiny_config("a2c", {"eval_interval": 128, "log_interval": 32}), progress="silent")
+    lines = [json.loads(line) for line in (result.run_dir / "metrics.jsonl").read_text().splitlines()]
+    assert [line["global_step"] for line in lines if "eval_return_mean" in line] == [128, 256]
+
+
+def test_a_resumed_run_has_a_best_of_its_own(scores, tiny_config):
+    scores += [9.0, 1.0]
+    half = train(tiny_config("a2c", {"eval_interval": 128}), callbacks=[stop_at(128)], progress="silent")
+    resumed = resume_training(half.run_dir, progress="silent")
+    assert best_step(resumed.run_dir) == 256
+
+
+def test_a_trainer_refuses_the_config_of_another(tiny_config):
+    with pytest.raises(InputError, match="this trains a2c"):
+        train_a2c(tiny_config("ppo"), progress="silent")
+
+
+@pytest.mark.parametrize("options", [{"progress": "fancy"}, {"run_suffix": "../x"}])
+def test_wrong_options_leave_no_folder(options, tiny_config):
+    config = tiny_config("a2c")
+    with pytest.raises(InputError):
+        train(config, **{"progress": "silent", **options})
+    assert not config.output_dir.exists() or not list(config.output_dir.iterdir())
+
+
+def test_a_checkpoint_from_a_gpu_or_of_an_unknown_environment_can_be_used(tiny_config, monkeypatch):
+    from rl_training.runtime import workflows
+
+    result = train(tiny_config("a2c"), progress="silent")
+    original = workflows.open_checkpoint
+
+    def elsewhere(path):
+        checkpoint = original(path)
+        checkpoint.config.update(device="cuda:7", env_id="nowhere:Gone-v0")
+        return checkpoint
+
+    monkeypatch.setattr(workflows, "open_checkpoint", elsewhere)
+    assert load_policy(result.run_dir).act(np.zeros(4, np.float32)) in (0, 1)
+
+
+def test_ctrl_c_in_a_terminal_reaches_all_processes_and_loses_nothing(tiny_config, tmp_path):
+    """A terminal sends it to the workers of an async backend too."""
+    config = tiny_config("a2c")
+    data = {"algo": "a2c", "env_id": "CartPole-v1", "total_timesteps": 10**6, "num_envs": 2, "checkpoint_interval": 64}
+    data |= {"env_kwargs": {"backend": "async"}, "output_dir": str(config.output_dir)}
+    path = tmp_path / "async.yaml"
+    path.write_text(yaml.safe_dump(data))
+    command = [sys.executable, "-m", "rl_training", "train", str(path), "--run-suffix", "tty", "--progress", "silent"]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    run_dir = config.output_dir / "a2c__CartPole-v1__seed0__tty"
+    wait_for(lambda: any(run_dir.glob("checkpoints/step_*")), process)
+    os.killpg(process.pid, signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    assert "resume with" in errors
