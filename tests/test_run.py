@@ -304,3 +304,14 @@ def test_ctrl_c_in_a_terminal_reaches_all_processes_and_loses_nothing(tiny_confi
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130, errors
     assert "resume with" in errors
+
+
+def test_an_interrupt_during_the_last_evaluation_is_heeded(tiny_config, monkeypatch):
+    def endless(*_, stopped, **__):
+        os.kill(os.getpid(), signal.SIGINT)
+        assert stopped()
+
+    monkeypatch.setattr(run_module, "evaluate", endless)
+    with pytest.raises(TrainingInterrupted) as caught:
+        train(tiny_config("a2c"), progress="silent")
+    assert caught.value.result.metrics["global_step"] == 256

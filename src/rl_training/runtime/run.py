@@ -150,6 +150,10 @@ class TrainingRun:
     def running(self) -> bool:
         return self.step < self.config.total_timesteps and self.stop_reason is None
 
+    @property
+    def interrupted(self) -> bool:
+        return self.interrupts.received is not None
+
     def stop(self, reason: str) -> None:
         """Stop after the record now under way; `reason` is printed and saved."""
         self.stop_reason = self.stop_reason or reason
@@ -223,7 +227,7 @@ class TrainingRun:
             self.config,
             box_actions=self.recipe.box_actions,
             normalizer=self.normalizer,
-            stopped=lambda: self.interrupts.received is not None,
+            stopped=lambda: self.interrupted,
         )
         if result is None:
             return
@@ -278,12 +282,8 @@ class TrainingRun:
         }
 
     def load_state_dict(self, state: State) -> None:
-        self.evaluations, self.best_eval, self.metrics = (
-            state["evaluations"],
-            state["best_eval"],
-            dict(state["metrics"]),
-        )
-        self._evaluated = state["evaluated"]
+        self.evaluations, self._evaluated, self.best_eval = state["evaluations"], state["evaluated"], state["best_eval"]
+        self.metrics = dict(state["metrics"])
         self.means.load_state_dict(state["means"])
         set_global_state(state["generators"])
         self.step = 0
@@ -292,17 +292,16 @@ class TrainingRun:
 
     def finish(self) -> TrainResult:
         """The last checkpoint, the last evaluation, the last line of the log."""
-        interrupted = self.interrupts.received is not None
         path = self.save()  # before the log, which starts new means: a resumed run goes on with these
         self._log()
-        if not interrupted and self._evaluated != self.step:
+        if not self.interrupted and self._evaluated != self.step:
             self.evaluate()
         result = TrainResult(self.dir, path, dict(self.metrics))
         status = f"stopped: {self.stop_reason}" if self.stop_reason else "finished"
         update_metadata(self.dir, status=status, global_step=self.step)
         if self.stop_reason:
             self.progress.message(f"stopped at step {self.step:,}: {self.stop_reason}")
-        if interrupted:
+        if self.interrupted:
             raise TrainingInterrupted(result)
         return result
 
@@ -316,9 +315,8 @@ class TrainingRun:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        with (
-            contextlib.ExitStack() as closing
-        ):  # last in, first out; one that fails does not keep the rest from closing
+        # Last in, first out; one that fails does not keep the others from closing.
+        with contextlib.ExitStack() as closing:
             closing.callback(torch.set_num_threads, self._threads)
             closing.callback(self.interrupts.remove)
             closing.callback(self.envs.close)
