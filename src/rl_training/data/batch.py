@@ -36,6 +36,6 @@ def select(batch: Batch, index: Tensor) -> Batch:
 def minibatches(batch: Batch, count: int, rng: np.random.Generator) -> Iterator[Batch]:
     """The rows of a flat batch, shuffled, in `count` parts whose sizes differ by at most one."""
     reference = batch["action"]
-    order = torch.from_numpy(rng.permutation(len(reference))).to(reference.device)
+    order = torch.from_numpy(rng.permutation(len(reference))).to(reference.device, non_blocking=True)
     for index in order.tensor_split(min(int(count), len(order))):
         yield select(batch, index)

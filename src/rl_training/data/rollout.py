@@ -90,7 +90,7 @@ class Rollout:
         next_value = torch.zeros_like(value)
         next_value[:-1] = value[1:]
         time, env, _ = self.ends()
-        place = torch.from_numpy(time * self.num_envs + env).to(value.device)
+        place = torch.from_numpy(time * self.num_envs + env).to(value.device, non_blocking=True)
         next_value.view(-1)[place] = end_value
         return next_value
 
