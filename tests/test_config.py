@@ -231,7 +231,8 @@ def test_an_override_that_is_no_yaml_is_named(write, override):
 
 
 def test_an_error_in_an_override_names_the_override(write):
-    assert problems(write(GOOD), overrides=["algo_kwargs.gamma=2"])[0].startswith("--set algo_kwargs.gamma=2: ")
+    for override in ("algo_kwargs.gamma=2", "algo_kwargs={learning_rate: -1}"):
+        assert problems(write(GOOD), overrides=[override])[0].startswith(f"--set {override}: ")
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ def test_a_record_reaches_both_files(tmp_path: Path) -> None:
 
 
 def test_lines_are_flushed_in_time_and_at_close(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    log = MetricsLog(tmp_path, tensorboard=False)
+    log = MetricsLog(tmp_path)
     log.write({"global_step": 1})
     assert lines(tmp_path) == []
     monkeypatch.setattr(metrics, "FLUSH_SECONDS", -1.0)

@@ -31,17 +31,6 @@ def test_running_statistics_equal_numpy(shape):
     assert statistics.count == 40
 
 
-def test_merging_does_not_depend_on_order():
-    rng = np.random.default_rng(1)
-    batches = [rng.normal(size=(5, 2)) for _ in range(4)]
-    parts = [RunningMeanStd((2,)) for _ in range(2)]
-    for index, batch in enumerate(batches):
-        parts[index % 2].update(batch)
-    parts[0].merge(parts[1])
-    np.testing.assert_allclose(parts[0].mean, np.concatenate(batches).mean(0), atol=1e-12)
-    np.testing.assert_allclose(parts[0].var, np.concatenate(batches).var(0), atol=1e-12)
-
-
 def test_empty_batches_and_no_batches():
     statistics = RunningMeanStd((2,))
     statistics.update(np.zeros((0, 2)))
@@ -105,20 +94,6 @@ def test_dead_rows_leave_no_trace_in_the_reward():
     assert with_dead.state_dict()["reward"]["count"] == 3
     assert with_dead.state_dict()["returns"][1] == 0.0
     assert one.dtype == np.float32
-
-
-def test_frozen_statistics_stay():
-    normalizer = Normalizer(BOX, 2)
-    normalizer.observe(np.arange(6, dtype=np.float32).reshape(2, 3))
-    normalizer.reward(np.array([1.0, 2.0], np.float32), np.zeros(2, bool))
-    before = normalizer.state_dict()
-    normalizer.frozen = True
-    normalizer.observe(np.full((2, 3), 99.0, np.float32))
-    normalizer.reward(np.array([50.0, 2.0], np.float32), np.ones(2, bool))
-    after = normalizer.state_dict()
-    assert after["observation"][""]["count"] == before["observation"][""]["count"]
-    assert after["reward"]["count"] == before["reward"]["count"]
-    assert np.array_equal(after["returns"], before["returns"])
 
 
 def test_state_survives_and_other_parts_are_refused():

@@ -37,11 +37,6 @@ class RunningMeanStd:
         self._squares = self._squares + squares + delta * delta * (self.count * count / total)
         self.count = total
 
-    def merge(self, other: RunningMeanStd) -> None:
-        """Take in what another instance has seen."""
-        if other.count:
-            self._merge(other.mean, other._squares, other.count)
-
     def state_dict(self) -> State:
         return {"mean": self.mean.copy(), "squares": self._squares.copy(), "count": float(self.count)}
 

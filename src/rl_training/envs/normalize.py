@@ -17,14 +17,14 @@ LIMIT = np.float32(10.0)
 class Normalizer:
     """Centres and scales float observations; scales rewards by the deviation of the discounted return R <- gamma R + r.
 
-    `gamma` must be the algorithm's. Integer and image observations pass as they are. Frozen, the statistics stay.
+    `gamma` must be the algorithm's. Integer and image observations pass as they are. The statistics change only
+    through `observe` and `reward`, which the runner calls in training alone.
     """
 
     def __init__(
         self, space: gym.Space, num_envs: int, *, observation: bool = True, reward: bool = True, gamma: float = 0.99
     ) -> None:
         self.gamma = gamma
-        self.frozen = False
         self._obs = {key: _Scaler(child.shape) for key, child in _float_boxes(space).items()} if observation else {}
         self._reward = RunningMeanStd() if reward else None
         self._returns = np.zeros(num_envs, np.float64)  # [N], discounted, of the episodes under way
@@ -39,8 +39,6 @@ class Normalizer:
 
     def observe(self, obs: Observation, rows: Array | None = None) -> None:
         """Take observations [N, ...] (only `rows` of them) into the statistics."""
-        if self.frozen:
-            return
         for key, scaler in self._obs.items():
             value = obs[key] if isinstance(obs, dict) else obs
             scaler.update(value if rows is None else value[rows])
@@ -57,11 +55,10 @@ class Normalizer:
         """r / std(R), clipped; [N] each. R starts anew where `done`; rows that are not live leave no trace."""
         if self._reward is None:
             return reward
-        if not self.frozen:
-            self._returns *= self.gamma if live is None else np.where(live, self.gamma, 1.0)
-            self._returns += reward
-            self._reward.update(self._returns if live is None else self._returns[live])
-            self._returns[done] = 0.0
+        self._returns *= self.gamma if live is None else np.where(live, self.gamma, 1.0)
+        self._returns += reward
+        self._reward.update(self._returns if live is None else self._returns[live])
+        self._returns[done] = 0.0
         scaled = reward * np.float32(1.0 / np.sqrt(self._reward.var + EPSILON))
         return _clip(scaled)
 

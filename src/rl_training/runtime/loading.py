@@ -188,6 +188,8 @@ def replace_value(document: Document, path: tuple[str, ...], value: Any, given: 
         target = target[part]
     target[path[-1]] = value
     document.replaced[path] = given
+    for stale in [line for line in document.lines if line[: len(path)] == path]:
+        del document.lines[stale]
 
 
 def _unique(problems: list[Problem]) -> list[Problem]:

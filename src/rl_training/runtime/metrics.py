@@ -84,7 +84,6 @@ class MetricsLog:
         run_dir: Path,
         *,
         schedule_names: Collection[str] = (),
-        tensorboard: bool = True,
         wandb: dict[str, Any] | None = None,
     ) -> None:
         run_dir = Path(run_dir)
@@ -96,7 +95,7 @@ class MetricsLog:
         if self.path.exists():
             raise FileExistsError(f"{self.path} belongs to an earlier run; resume that run or choose another folder")
         self._file = open(self.path, "ab")  # noqa: SIM115 - closed by close()
-        self._events = EventFile(run_dir / "tensorboard") if tensorboard else None
+        self._events = EventFile(run_dir / "tensorboard")
         self._flushed = time.monotonic()
 
     def write(self, metrics: Mapping[str, float]) -> None:
@@ -109,8 +108,7 @@ class MetricsLog:
             for name, value in clean.items()
             if name != "global_step" and isinstance(value, int | float)
         }
-        if self._events is not None:
-            self._events.write(step, tagged)
+        self._events.write(step, tagged)
         if self._wandb is not None:
             self._wandb.log(tagged, step=step)
         if time.monotonic() - self._flushed > FLUSH_SECONDS:
@@ -119,15 +117,13 @@ class MetricsLog:
     def flush(self) -> None:
         self._flushed = time.monotonic()
         self._file.flush()
-        if self._events is not None:
-            self._events.flush()
+        self._events.flush()
 
     def close(self) -> None:
         if self._file.closed:
             return
         self._file.close()
-        if self._events is not None:
-            self._events.close()
+        self._events.close()
         if self._wandb is not None:
             self._wandb.finish()
 
