@@ -1,5 +1,7 @@
 """The acceptance bars: train each config on its seeds, evaluate over 100 episodes, compare, write docs/results.md.
 
+A bar is a number that each seed must reach, or a peer: Stable-Baselines3 trained on the same seeds, whose mean must be.
+
 make accept                                  # all of them
 python benchmarks/accept.py ppo-cartpole     # some of them
 """
@@ -15,6 +17,7 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from statistics import fmean
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
@@ -25,21 +28,28 @@ EPISODES = 100
 class Bar(NamedTuple):
     config: str
     seeds: int
-    bar: float
-    episodes: int = EPISODES
+    bar: float | str  # a number, or the peer's class in Stable-Baselines3
+    steps: int | None = None  # default: the config's
+    cost: int = 1  # roughly, in minutes: the longest begin first
 
 
 BARS = {
     "ppo-cartpole": Bar("configs/ppo/cartpole.yaml", 5, 495),
     "ppo-pendulum": Bar("configs/ppo/pendulum.yaml", 3, -250),
     "a2c-cartpole": Bar("configs/a2c/cartpole.yaml", 3, 490),
-    "ppo-halfcheetah": Bar("configs/ppo/halfcheetah.yaml", 1, 5000),
+    "ppo-halfcheetah": Bar("configs/ppo/halfcheetah.yaml", 1, 5000, cost=7),
+    "sac-pendulum": Bar("configs/sac/pendulum.yaml", 3, -165, cost=4),
+    "sac-halfcheetah": Bar("configs/sac/halfcheetah.yaml", 3, "SAC", steps=100_000, cost=20),
+    "dqn-cartpole": Bar("configs/dqn/cartpole.yaml", 3, 475),
+    "dqn-mountaincar": Bar("configs/dqn/mountaincar.yaml", 3, -115, cost=2),
+    "dqn-lunarlander": Bar("configs/dqn/lunarlander.yaml", 1, 200, cost=5),
 }
-CHILD = """
+OURS = """
 import json, sys, time
 from rl_training import evaluate_checkpoint, load_config, train
-path, seed, episodes, out = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
-config = load_config(path, overrides=[f"seed={seed}", f"output_dir={out}", "eval_interval=0"])
+path, seed, episodes, out, steps = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4], sys.argv[5:]
+words = [f"seed={seed}", f"output_dir={out}", "eval_interval=0", *(f"total_timesteps={n}" for n in steps)]
+config = load_config(path, overrides=words)
 started, cpu = time.perf_counter(), time.process_time()
 result = train(config, progress="silent")
 spent = {"wall": time.perf_counter() - started, "cpu": time.process_time() - cpu}
@@ -47,19 +57,47 @@ metrics = evaluate_checkpoint(result.checkpoint_path, num_episodes=episodes)
 row = {"eval": metrics["eval_return_mean"], "std": metrics["eval_return_std"], **spent}
 print(json.dumps(row | {"train": result.metrics["train_return_mean"], "steps": int(result.metrics["global_step"])}))
 """
+PEER = """
+import json, sys, time
+import stable_baselines3, torch
+from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.evaluation import evaluate_policy
+from rl_training import load_config
+path, seed, episodes, peer, steps = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4], sys.argv[5:]
+torch.set_num_threads(1)
+config = load_config(path)
+started, cpu = time.perf_counter(), time.process_time()
+env = make_vec_env(config.env_id, 1, seed=seed)
+model = getattr(stable_baselines3, peer)("MlpPolicy", env, learning_starts=10_000, seed=seed, device="cpu")
+model.learn(int(steps[0]) if steps else config.total_timesteps)
+spent = {"wall": time.perf_counter() - started, "cpu": time.process_time() - cpu}
+train = sum(e["r"] for e in model.ep_info_buffer) / len(model.ep_info_buffer)
+mean, std = evaluate_policy(model, make_vec_env(config.env_id, 1, seed=seed + 1000), episodes)
+print(json.dumps({"eval": float(mean), "std": float(std), "train": train, "steps": model.num_timesteps, **spent}))
+"""
 
 
-def measure(name: str, seed: int, out: Path) -> dict:
+def measure(name: str, seed: int, out: Path, *, peer: bool = False) -> dict:
     bar = BARS[name]
-    words = [sys.executable, "-c", CHILD, str(ROOT / bar.config), str(seed), str(bar.episodes), str(out / name)]
+    steps = [] if bar.steps is None else [str(bar.steps)]
+    code, where = (PEER, str(bar.bar)) if peer else (OURS, str(out / name))
+    words = [sys.executable, "-c", code, str(ROOT / bar.config), str(seed), str(EPISODES), where, *steps]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(words, capture_output=True, text=True, env=environment, check=False)
     if done.returncode:
         raise SystemExit(f"{name} seed {seed} failed:\n{done.stderr}")
     row = json.loads(done.stdout.splitlines()[-1])
-    verdict = "ok" if row["eval"] >= bar.bar else "BELOW"
-    print(f"{name} seed {seed}: {row['eval']:.1f} (bar {bar.bar:g}) {verdict}, {row['cpu']:.0f} CPU s", flush=True)
-    return row | {"seed": seed, "bar": bar.bar, "date": time.strftime("%Y-%m-%d")}
+    whose = " (stable-baselines3)" if peer else ""
+    print(f"{name}{whose} seed {seed}: {row['eval']:.1f} (bar {bar.bar}), {row['cpu']:.0f} CPU s", flush=True)
+    return row | {"seed": seed, "peer": peer, "date": time.strftime("%Y-%m-%d")}
+
+
+def reached(name: str, rows: list[dict]) -> bool:
+    bar = BARS[name]
+    ours, peers = ([row["eval"] for row in rows if row.get("peer", False) == peer] for peer in (False, True))
+    if isinstance(bar.bar, str):
+        return len(ours) == len(peers) == bar.seeds and fmean(ours) >= fmean(peers)
+    return len(ours) == bar.seeds and min(ours) >= bar.bar
 
 
 def table(results: dict[str, list[dict]]) -> str:
@@ -76,23 +114,22 @@ def table(results: dict[str, list[dict]]) -> str:
     for name, bar in BARS.items():
         rows = results.get(name)
         if not rows:
-            lines.append(f"| {name} | `{bar.config}` | | {bar.bar:g} | not run | | | | |")
+            lines.append(f"| {name} | `{bar.config}` | | {bar.bar} | not run | | | | |")
             continue
-        reached = "yes" if all(row["eval"] >= bar.bar for row in rows) and len(rows) == bar.seeds else "**no**"
-        evals, trains = (", ".join(f"{row[key]:.1f}" for row in rows) for key in ("eval", "train"))
-        seconds = " | ".join(spread([row[key] for row in rows]) for key in ("cpu", "wall"))
-        cells = (
-            name,
-            f"`{bar.config}`",
-            f"{rows[0]['steps']:,}",
-            f"each >= {bar.bar:g}",
-            evals,
-            trains,
-            reached,
-            seconds,
-        )
-        lines.append(f"| {' | '.join(cells)} |")
+        verdict = "yes" if reached(name, rows) else "**no**"
+        ours, peers = ([row for row in rows if row.get("peer", False) == peer] for peer in (False, True))
+        wanted = f"each >= {bar.bar:g}" if not peers else f"mean >= {fmean(row['eval'] for row in peers):.1f}, SB3's"
+        lines.append(line(name, f"`{bar.config}`", wanted, ours, verdict))
+        if peers:
+            lines.append(line("the same", "Stable-Baselines3", "", peers, ""))
     return "\n".join(lines) + "\n"
+
+
+def line(name: str, config: str, wanted: str, rows: list[dict], verdict: str) -> str:
+    evals, trains = (", ".join(f"{row[key]:.1f}" for row in rows) for key in ("eval", "train"))
+    seconds = [spread([row[key] for row in rows]) for key in ("cpu", "wall")]
+    cells = [name, config, f"{rows[0]['steps']:,}", wanted, evals, trains, verdict, *seconds]
+    return f"| {' | '.join(cells)} |"
 
 
 def spread(values: list[float]) -> str:
@@ -115,21 +152,21 @@ def main() -> None:
     unknown = set(args.names) - set(BARS)
     if unknown:
         parser.error(f"unknown bars {', '.join(sorted(unknown))}; there are {', '.join(BARS)}")
-    work = [
-        (name, seed) for name in sorted(args.names, key=lambda n: -BARS[n].seeds) for seed in range(BARS[name].seeds)
-    ]
-    work.sort(key=lambda item: item[0] != "ppo-halfcheetah")  # the longest first, so that the others run beside it
+    work = [(name, seed, False) for name in args.names for seed in range(BARS[name].seeds)]
+    work += [(name, seed, True) for name, seed, _ in work if isinstance(BARS[name].bar, str)]
+    work.sort(key=lambda item: -BARS[item[0]].cost)
     with ThreadPoolExecutor(args.jobs) as pool:
-        rows = list(pool.map(lambda item: (item[0], measure(*item, args.output_dir)), work))
+        rows = list(pool.map(lambda item: (item[0], measure(*item[:2], args.output_dir, peer=item[2])), work))
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     for name in args.names:
-        results[name] = sorted((row for which, row in rows if which == name), key=lambda row: row["seed"])
+        mine = [row for which, row in rows if which == name]
+        results[name] = sorted(mine, key=lambda row: (row["peer"], row["seed"]))
     RESULTS.write_text(json.dumps(results, indent=1) + "\n")
     page = ROOT / "docs" / "results.md"
     kept = page.read_text().split("\n## ", 1)[1:] if page.exists() else []
     page.write_text(table(results) + "".join(f"\n## {part}" for part in kept))
     print(table(results))
-    sys.exit(any(row["eval"] < row["bar"] for _, row in rows))
+    sys.exit(not all(reached(name, results[name]) for name in args.names))
 
 
 if __name__ == "__main__":

@@ -8,12 +8,32 @@ from typing import Any
 import pytest
 import torch
 
-from rl_training import TrainConfig
+from rl_training import ALGORITHMS, TrainConfig
 
 REPOSITORY = Path(__file__).parents[1]
 TINY: dict[str, dict[str, Any]] = {  # sizes that make an algorithm's run take a moment
     "a2c": {"num_steps": 8},
+    "dqn": {
+        "hidden_sizes": [16],
+        "batch_size": 8,
+        "buffer_capacity": 300,  # fewer than the steps of the longer runs: the ring comes round
+        "learning_starts": 32,
+        "target_update_interval": 64,
+        "learning_rate": 1e-3,
+        "n_step": 2,
+        "prioritized": True,
+    },
     "ppo": {"num_steps": 16, "num_minibatches": 2, "update_epochs": 2},
+    "sac": {
+        "hidden_sizes": [16, 16],
+        "batch_size": 8,
+        "buffer_capacity": 300,
+        "learning_starts": 32,
+        "utd_ratio": 0.5,
+    },
+}
+ENVS = {  # one for each algorithm, of those that it can act in
+    algo: "CartPole-v1" if "Discrete" in entry.recipe.actions else "Pendulum-v1" for algo, entry in ALGORITHMS.items()
 }
 
 
@@ -29,7 +49,7 @@ def tiny_config(tmp_path: Path) -> Any:
     def make(algo: str, config: dict[str, Any] | None = None, **algo_kwargs: Any) -> TrainConfig:
         defaults = {
             "algo": algo,
-            "env_id": "CartPole-v1",
+            "env_id": ENVS[algo],
             "total_timesteps": 256,
             "num_envs": 2,
             "eval_episodes": 2,

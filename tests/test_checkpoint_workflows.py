@@ -28,7 +28,7 @@ from rl_training import (
     train,
 )
 from rl_training.runtime.checkpoints import load_checkpoint
-from test_contract import assert_equal_state, weights
+from test_contract import assert_same_future, weights
 
 ALGOS = sorted(ALGORITHMS)
 NORMALISED = {"wrappers": {"normalize_observation": True, "normalize_reward": True}}
@@ -42,27 +42,26 @@ def stop_at(step):
     return callback
 
 
-def states_equal(one, other):
-    """Everything that decides the future: weights, optimizer, generators, normalisers, environments, episodes."""
-    first, second = load_checkpoint(one).state, load_checkpoint(other).state
-    for part in ("algorithm", "runner", "normalizer"):
-        assert (part in first) == (part in second)
-        if part in first:
-            assert_equal_state(first[part], second[part], part)
+CASES = [
+    (algo, env_id)
+    for algo in ALGOS
+    for env_id, kind in (("CartPole-v1", "Discrete"), ("Pendulum-v1", "Box"))
+    if kind in ALGORITHMS[algo].recipe.actions.split(", ")
+]
 
 
-@pytest.mark.parametrize("algo", ALGOS)
-@pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1"])
+@pytest.mark.parametrize(("algo", "env_id"), CASES)
 def test_a_run_stopped_half_way_resumes_exactly(algo, env_id, tiny_config):
-    """With schedules and normalisers under way, in the middle of episodes."""
+    """With schedules and normalisers under way, in the middle of episodes, with a ring that has come round."""
     config = {"total_timesteps": 768, "env_id": env_id, "env_kwargs": NORMALISED, "eval_interval": 128}
-    kwargs = {"learning_rate": {"kind": "cosine", "start": 1e-3, "end": 0.0}, "ent_coef_schedule": "linear"}
+    kwargs = {"learning_rate": {"kind": "cosine", "start": 1e-3, "end": 0.0}, "gamma_schedule": "linear"}
     whole = train(tiny_config(algo, config, **kwargs), progress="silent")
-    half = train(tiny_config(algo, config, **kwargs), callbacks=[stop_at(300)], progress="silent")
-    assert 300 <= half.metrics["global_step"] < 768
+    half = train(tiny_config(algo, config, **kwargs), callbacks=[stop_at(400)], progress="silent")
+    assert 400 <= half.metrics["global_step"] < 768
     resumed = resume_training(half.checkpoint_path, progress="silent")
-    states_equal(whole.checkpoint_path, resumed.checkpoint_path)
-    for name in ("learning_rate", "ent_coef", "eval_return_mean", "train_return_mean", "policy_loss", "gradient_steps"):
+    assert_same_future(whole.checkpoint_path, resumed.checkpoint_path)
+    assert resumed.metrics.keys() == whole.metrics.keys()
+    for name in whole.metrics.keys() - {"steps_per_second"}:
         assert resumed.metrics[name] == pytest.approx(whole.metrics[name], nan_ok=True, abs=0), name
 
 
@@ -72,7 +71,7 @@ def test_other_backends_resume_exactly(env_kwargs, tiny_config):
     whole = train(tiny_config("ppo", config), progress="silent")
     half = train(tiny_config("ppo", config), callbacks=[stop_at(200)], progress="silent")
     resumed = resume_training(half.checkpoint_path, progress="silent")
-    states_equal(whole.checkpoint_path, resumed.checkpoint_path)
+    assert_same_future(whole.checkpoint_path, resumed.checkpoint_path)
 
 
 SCRIPT = """
@@ -122,7 +121,7 @@ def test_a_killed_run_resumes_exactly(long_run, tmp_path):
     whole = train(load_config(long_run), callbacks=[stop_at(target)], progress="silent")
     resumed = resume_training(run_dir, callbacks=[stop_at(target)], progress="silent")
     assert load_checkpoint(resumed.checkpoint_path).step == load_checkpoint(whole.checkpoint_path).step
-    states_equal(whole.checkpoint_path, resumed.checkpoint_path)
+    assert_same_future(whole.checkpoint_path, resumed.checkpoint_path)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -27,6 +27,7 @@ from rl_training.runtime.checkpoints import (
     CheckpointError,
     find_checkpoint,
     load_checkpoint,
+    open_checkpoint,
     prune_checkpoints,
     save_checkpoint,
     step_dir_name,
@@ -352,6 +353,121 @@ def test_find_explains_what_is_missing(tmp_path: Path) -> None:
         load_checkpoint(tmp_path / "nowhere")
 
 
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """The files that were read, in order."""
+    files: list[Path] = []
+    original = checkpoints._open_checked
+
+    def note(file: Path, entry: dict[str, Any]) -> Any:
+        files.append(file)
+        return original(file, entry)
+
+    monkeypatch.setattr(checkpoints, "_open_checked", note)
+    return files
+
+
+def test_only_the_parts_asked_for_are_read(tmp_path: Path, opened: list[Path]) -> None:
+    path = save(tmp_path / "step_7")
+    for read in (load_checkpoint, open_checkpoint):
+        opened.clear()
+        loaded = read(path, parts=("algorithm", "normalizer"))
+        assert list(loaded.state) == ["algorithm"]
+        assert loaded.step == 7
+        assert [file.name for file in opened] == ["algorithm.safetensors", "state.json", "config.json"]
+        assert list(read(path, parts=()).state) == []
+
+
+@pytest.mark.parametrize("how", ["flip", "delete", "truncate", "link", "folder"])
+def test_damage_elsewhere_matters_only_to_who_reads_it(tmp_path: Path, how: str) -> None:
+    """A file that is not needed may be gone, or anything of the right size; one of another size is refused."""
+    path = save(tmp_path / "step_7")
+    target = path / "run.safetensors"
+    data = target.read_bytes()
+    target.unlink()
+    if how == "flip":
+        target.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    elif how == "truncate":
+        target.write_bytes(data[:-1])
+    elif how == "folder":
+        target.mkdir()
+    elif how == "link":
+        (tmp_path / "elsewhere").write_bytes(data)
+        target.symlink_to(tmp_path / "elsewhere")
+    for parts in (None, ("algorithm", "run")):
+        with pytest.raises(CheckpointError, match=r"run\.safetensors"):
+            load_checkpoint(path, parts)
+    if how in ("flip", "delete"):
+        assert_same(torch.arange(6.0).reshape(2, 3), load_checkpoint(path, ("algorithm",)).state["algorithm"]["weight"])
+    else:
+        with pytest.raises(CheckpointError, match=r"run\.safetensors"):
+            load_checkpoint(path, ("algorithm",))
+
+
+def test_a_run_folder_is_read_once(tmp_path: Path, opened: list[Path]) -> None:
+    for step in (1, 2):
+        save(tmp_path / "checkpoints" / step_dir_name(step), step=step)
+    assert open_checkpoint(tmp_path).step == 2
+    assert len(opened) == len(set(opened)) == 4
+    assert {file.parent.name for file in opened} == {"step_2"}
+
+
+def test_opening_a_folder_passes_over_damaged_ones_and_says_so(tmp_path: Path) -> None:
+    for step in (1, 2, 3):
+        save(tmp_path / step_dir_name(step), step=step)
+    (tmp_path / "step_3" / "manifest.json").unlink()
+    weights = tmp_path / "step_2" / "algorithm.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"\x55")
+    with pytest.warns(UserWarning, match="damaged checkpoint, using step_1") as caught:
+        assert open_checkpoint(tmp_path).step == 1
+    assert ["step_3" in str(w.message) for w in caught] == [True, False]
+    assert {w.filename for w in caught} == {__file__}
+    with pytest.warns(UserWarning, match="damaged checkpoint, using step_2"):
+        assert open_checkpoint(tmp_path, parts=("run",)).step == 2
+    shutil.rmtree(tmp_path / "step_1")
+    with pytest.raises(CheckpointError, match="every checkpoint in"):
+        open_checkpoint(tmp_path)
+    with pytest.raises(CheckpointError, match="does not exist"):
+        open_checkpoint(tmp_path / "nowhere")
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("read", [open_checkpoint, find_checkpoint])
+def test_a_checkpoint_let_go_while_it_is_read_gives_way_to_the_newer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read: Any
+) -> None:
+    save(tmp_path / "step_1", step=1)
+    original, calls = checkpoints._open_checked, []
+
+    def pruned_meanwhile(file: Path, entry: dict[str, Any]) -> Any:
+        calls.append(file)
+        if len(calls) == 2:
+            save(tmp_path / "step_2", step=2)
+            prune_checkpoints(tmp_path, 1)
+        return original(file, entry)
+
+    monkeypatch.setattr(checkpoints, "_open_checked", pruned_meanwhile)
+    found = read(tmp_path)
+    assert (found if isinstance(found, Path) else found.path) == tmp_path / "step_2"
+
+
+@pytest.mark.parametrize("kind", ["array", "tensor"])
+def test_slices_go_to_the_file_without_a_copy(kind: str) -> None:
+    array = np.arange(600, dtype=np.float32).reshape(2, 50, 6)
+    parts = [array[0, 10:], array[1, :10]]
+    if kind == "tensor":
+        given: list[Any] = [torch.from_numpy(part) for part in parts]
+    else:
+        given = parts
+        for part in parts:
+            part.flags.writeable = False
+    tensors: dict[str, Any] = {}
+    state_files.encode({"obs": given}, ("replay",), tensors)
+    blocks = list(state_files.safetensors_blocks(tensors))[1:]
+    assert [bytes(block) for block in blocks] == [part.tobytes() for part in parts]
+    assert all(np.shares_memory(np.frombuffer(block, np.uint8), array) for block in blocks)
+
+
 def test_prune_keeps_the_newest_and_best(tmp_path: Path) -> None:
     for name in ("step_9", "step_10", "step_100", "step_20", "best"):
         save(tmp_path / name)
@@ -407,8 +523,8 @@ def test_a_reader_meets_the_replacement(tmp_path: Path, monkeypatch: pytest.Monk
     best = save(tmp_path / "best", step=1)
     read_manifest, calls = checkpoints._read_manifest, []
 
-    def replaced_after(directory: Path) -> dict[str, Any]:
-        manifest = read_manifest(directory)
+    def replaced_after(directory: Path, *args: Any) -> dict[str, Any]:
+        manifest = read_manifest(directory, *args)
         calls.append(directory)
         if len(calls) == 1:
             save(best, {"other": {}}, step=2)

@@ -172,6 +172,22 @@ def test_algorithms_doctor_and_version():
     assert cli("--version").startswith("rl-training ")
 
 
+def test_sac_from_the_command_line(tmp_path):
+    """Train, evaluate, resume: all from the checkpoint alone."""
+    words = ["--set", "algo_kwargs.hidden_sizes=[16, 16]", "--set", "algo_kwargs.alpha_schedule={kind: linear}"]
+    words += ["--set", "algo_kwargs.alpha=0.2", "--output-dir", tmp_path, "--run-suffix", "one"]
+    config = REPOSITORY / "configs" / "sac" / "pendulum.yaml"
+    text = cli("train", "--config", config, *SMALL, *words)
+    run = tmp_path / "sac__Pendulum-v1__seed0__one"
+    assert str(run) in text
+    assert "eval_episodes      3" in cli("eval", "--checkpoint", run, "--num-episodes", 3)
+    resumed = cli("resume", "--checkpoint", run, "--total-timesteps", 600, "--output-dir", tmp_path / "resumed")
+    assert "at step 512" in resumed
+    (again,) = (tmp_path / "resumed").iterdir()
+    last = json.loads((again / "metrics.jsonl").read_text().splitlines()[-1])
+    assert (last["global_step"], last["alpha"]) == (600, 0.0)
+
+
 def test_resume_passes_its_options_on(tmp_path, monkeypatch):
     assert "steps/s" not in cli("train", CARTPOLE, *SMALL, "--output-dir", tmp_path / "a", "--progress", "silent")
     (folder,) = (tmp_path / "a").iterdir()

@@ -12,7 +12,7 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete
 from torch import Tensor, nn
 
 from probes import random_observation
-from rl_training.models.acting import NumpyForward, TorchForward, make_acting, to_tensors
+from rl_training.models.acting import NumpyForward, TorchForward, make_forward, to_tensors
 from rl_training.models.actor_critic import ActorCritic
 from rl_training.models.networks import NatureCNN, make_encoder, mlp
 from rl_training.types import Spaces
@@ -132,6 +132,18 @@ ACTIONS: dict[str, tuple[gym.Space, tuple[int, ...], type]] = {
 }
 
 
+def acting_of(model: ActorCritic, kind: Any = make_forward) -> Any:
+    """What `act` makes of a model: observations -> (policy, values [N])."""
+    forward = kind(model.encoder, model.policy, model.critic)
+
+    def acting(obs: Any) -> Any:
+        output, value = forward(obs)
+        return model.acting_policy(output), value[:, 0]
+
+    acting.in_numpy = isinstance(forward, NumpyForward)
+    return acting
+
+
 @pytest.mark.parametrize("action", ACTIONS)
 @pytest.mark.parametrize("observation", OBSERVATIONS)
 @torch.no_grad()
@@ -139,8 +151,8 @@ def test_acting_gives_what_the_model_gives(observation: str, action: str) -> Non
     rng, space = np.random.default_rng(0), OBSERVATIONS[observation]
     action_space, shape, dtype = ACTIONS[action]
     model = ActorCritic(Spaces(space, action_space), (16, 16))
-    acting = make_acting(model)
-    assert isinstance(acting, NumpyForward) == (observation in ("vector", "matrix", "multi-binary"))
+    acting = acting_of(model)
+    assert acting.in_numpy == (observation in ("vector", "matrix", "multi-binary"))
     for num_envs in (6, 1, 6):
         obs = random_observation(space, num_envs, rng)
         policy, value = acting(obs)
@@ -160,8 +172,8 @@ def test_acting_gives_what_the_model_gives(observation: str, action: str) -> Non
 def test_acting_in_numpy_follows_the_weights(activation: Any) -> None:
     spaces = Spaces(VECTOR, Box(-1, 1, (2,), np.float32))
     model, other = (ActorCritic(spaces, (32, 32), activation) for _ in range(2))
-    acting, slow = make_acting(model), TorchForward(model)
-    assert isinstance(acting, NumpyForward) == (activation in ("tanh", "relu"))
+    acting, slow = acting_of(model), acting_of(model, TorchForward)
+    assert acting.in_numpy == (activation in ("tanh", "relu"))
     obs = random_observation(VECTOR, 8, np.random.default_rng(0))
 
     def check() -> None:
@@ -183,7 +195,7 @@ def test_acting_in_numpy_follows_the_weights(activation: Any) -> None:
 
 def test_what_acting_returns_is_not_overwritten_by_the_next_call() -> None:
     model = ActorCritic(Spaces(VECTOR, Box(-1, 1, (2,), np.float32)))
-    acting, rng = make_acting(model), np.random.default_rng(0)
+    acting, rng = acting_of(model), np.random.default_rng(0)
     policy, value = acting(random_observation(VECTOR, 4, rng))
     kept = policy.mode.copy(), value.copy()
     acting(random_observation(VECTOR, 4, rng))

@@ -278,8 +278,8 @@ def test_a_checkpoint_from_a_gpu_or_of_an_unknown_environment_can_be_used(tiny_c
     result = train(tiny_config("a2c"), progress="silent")
     original = workflows.open_checkpoint
 
-    def elsewhere(path):
-        checkpoint = original(path)
+    def elsewhere(*args):
+        checkpoint = original(*args)
         checkpoint.config.update(device="cuda:7", env_id="nowhere:Gone-v0")
         return checkpoint
 

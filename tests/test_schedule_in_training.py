@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import pytest
 
+from conftest import TINY
 from rl_training import ALGORITHMS, resume_training, train
 
-ROLLOUT = {"ppo": 16 * 2, "a2c": 8 * 2}  # env steps per update of the tiny configs
+
+def iteration(algo):
+    """Env steps between records of the tiny configs: a rollout of two environments, or a step of each."""
+    return TINY[algo].get("num_steps", 1) * 2
 
 
 def spy(log):
-    return lambda run: log.append((run.step, run.algorithm.hp.learning_rate, run.algorithm.ent_coef))
+    return lambda run: log.append((run.step, run.algorithm.hp.learning_rate, run.algorithm.gamma))
 
 
 def expected(step, horizon):
     progress = min(step, horizon - 1) / (horizon - 1)
-    return step, 1e-3 * (1 - progress), 0.02 * (1 - progress) + 0.01 * progress
+    return step, 1e-3 * (1 - progress), 0.9 * (1 - progress) + 0.8 * progress
 
 
 KWARGS = {
     "learning_rate": {"kind": "linear", "start": 1e-3, "end": 0.0},
-    "ent_coef": {"kind": "linear", "start": 0.02, "end": 0.01},
+    "gamma": {"kind": "linear", "start": 0.9, "end": 0.8},
 }
 
 
@@ -29,9 +33,10 @@ def test_every_update_sees_the_value_of_its_step(algo, tiny_config):
     log = []
     total = 330  # not a multiple of a rollout: the last update is past the horizon
     train(tiny_config(algo, {"total_timesteps": total}, **KWARGS), callbacks=[spy(log)], progress="silent")
-    steps = range(ROLLOUT[algo], total + ROLLOUT[algo], ROLLOUT[algo])
+    every = iteration(algo)
+    steps = range(every, total + every, every) if total % every else range(every, total + 1, every)
     assert log == [pytest.approx(expected(step, total)) for step in steps]
-    assert log[-1][1:] == (0.0, pytest.approx(0.01))
+    assert log[-1][1:] == (0.0, pytest.approx(0.8))
 
 
 @pytest.mark.parametrize("algo", sorted(ALGORITHMS))
@@ -43,7 +48,7 @@ def test_the_sequence_goes_on_after_a_resume(algo, tiny_config):
     first, second = [], []
     half = train(tiny_config(algo, **KWARGS), callbacks=[spy(first), stop], progress="silent")
     resume_training(half.run_dir, callbacks=[spy(second)], progress="silent")
-    steps = range(ROLLOUT[algo], 256 + 1, ROLLOUT[algo])
+    steps = range(iteration(algo), 256 + 1, iteration(algo))
     assert first + second == [pytest.approx(expected(step, 256)) for step in steps]
 
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from rl_training import ALGORITHMS, load_policy, train
+from rl_training.config import InputError
 
 
 class Spaces(gym.Env):
@@ -45,10 +46,23 @@ for name, space in SPACES.items():
     gym.register(f"Every{name}-v0", entry_point=Spaces, kwargs={"action_space": space})
 
 
-@pytest.mark.parametrize("name", SPACES)
-@pytest.mark.parametrize("algo", sorted(ALGORITHMS))
+def supported(algo, name):
+    return type(SPACES[name]).__name__ in ALGORITHMS[algo].recipe.actions.split(", ")
+
+
+CASES = [(algo, name) for algo in sorted(ALGORITHMS) for name in SPACES]
+
+
+@pytest.mark.parametrize(("algo", "name"), [case for case in CASES if not supported(*case)])
+def test_an_action_space_that_is_not_supported_is_an_error_with_a_remedy(algo, name, tiny_config):
+    with pytest.raises(InputError, match=r"use (sac|dqn|ppo)") as error:
+        train(tiny_config(algo, {"env_id": f"Every{name}-v0"}), progress="silent")
+    assert type(SPACES[name]).__name__ in str(error.value)
+
+
+@pytest.mark.parametrize(("algo", "name"), [case for case in CASES if supported(*case)])
 def test_every_action_space_on_a_nested_observation(algo, name, tiny_config):
-    config = {"env_id": f"Every{name}-v0", "total_timesteps": 32, "eval_episodes": 1}
+    config = {"env_id": f"Every{name}-v0", "total_timesteps": 48, "eval_episodes": 1}
     result = train(tiny_config(algo, config), progress="silent")
     policy = load_policy(result.run_dir)
     env = Spaces(SPACES[name])

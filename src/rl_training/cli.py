@@ -241,6 +241,7 @@ def algorithms(name: Annotated[str | None, typer.Argument(help="Only this one.",
     from rl_training.config import InputError, nearest
     from rl_training.runtime.controls import fields_of
     from rl_training.runtime.registry import ALGORITHMS
+    from rl_training.runtime.schema import default_text
 
     if name is not None and name not in ALGORITHMS:
         raise InputError(f"unknown algorithm {name!r}{nearest(name, ALGORITHMS)} (there are: {', '.join(ALGORITHMS)})")
@@ -251,8 +252,7 @@ def algorithms(name: Annotated[str | None, typer.Argument(help="Only this one.",
         print(f"{algo}: {recipe.summary}\n  actions       {recipe.actions}\n  observations  {recipe.observations}\n")
         for field in fields_of(recipe.hyperparameters).values():
             mark = "~" if field.is_scalar else " "
-            default = list(field.default) if isinstance(field.default, tuple) else field.default
-            print(f"  {mark} {field.name:<20} {default!s:<12} {field.bounds:<12} {field.help}")
+            print(f"  {mark} {field.name:<22} {default_text(field):<12} {field.bounds:<12} {field.help}")
         print("\n  ~ can be scheduled\n")
 
 

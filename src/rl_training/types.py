@@ -5,6 +5,7 @@ Acting and environments speak numpy, learning speaks torch: a rollout is written
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -18,6 +19,7 @@ Step: TypeAlias = dict[str, Any]  # one step of N environments, numpy arrays [N,
 Batch: TypeAlias = dict[str, Any]  # rollout [T, N, ...], transitions [B, ...], sequences [B, T, ...]; tensors
 BoxActions: TypeAlias = Literal["clip", "scale"]  # what a policy means by a Box action: see EnvRunner
 Metrics: TypeAlias = dict[str, float]
+Reports: TypeAlias = Mapping[str, float] | Mapping[str, list[Tensor]]  # of updates: means, or each one's on the device
 State: TypeAlias = dict[str, Any]  # for checkpoints: nested dicts and lists of tensors, arrays, plain scalars
 
 
@@ -35,6 +37,7 @@ class Spaces:
 
     observation: gym.Space
     action: gym.Space
+    frame_stack: int = 1  # the observation's first axis holds so many of the newest frames, the oldest first
 
 
 TensorTree: TypeAlias = Tensor | dict[str, Tensor]

@@ -13,7 +13,7 @@ from rl_training.algorithms.base import Tunable, scalar, setting
 from rl_training.algorithms.optim import Adam, FlatParameters, MeanMetrics, Optimizer
 from rl_training.data.batch import flatten, to_device
 from rl_training.data.rollout import Rollout
-from rl_training.models.acting import make_acting
+from rl_training.models.acting import make_forward
 from rl_training.models.actor_critic import ActorCritic
 from rl_training.ops.distributions import Distribution
 from rl_training.ops.returns import gae
@@ -54,7 +54,7 @@ class ActorCriticAlgorithm(Tunable):
         self.model = model.to(self.device)
         self.num_parameters = sum(p.numel() for p in model.parameters())
         self.optimizer = self.make_optimizer(FlatParameters(self.model.parameters()))
-        self.acting = make_acting(self.model)
+        self.forward = make_forward(model.encoder, model.policy, model.critic)
 
     @classmethod
     def build(
@@ -68,13 +68,14 @@ class ActorCriticAlgorithm(Tunable):
         return Adam(parameters)
 
     def act(self, obs: Observation, memory: Any, *, explore: bool, rng: np.random.Generator) -> Decision:
-        policy, value = self.acting(obs)
+        output, value = self.forward(obs)
+        policy = self.model.acting_policy(output)
         explore = explore or not self.hp.deterministic_eval
         action = policy.sample(policy.noise(rng)) if explore else policy.mode
         logprob = policy.log_prob(action)
         if isinstance(action, Tensor):
             action, logprob = action.numpy(), logprob.numpy()
-        return Decision(action, memory, {"logprob": logprob, "value": value})
+        return Decision(action, memory, {"logprob": logprob, "value": value[:, 0]})
 
     def learning_batch(self, rollout: Rollout, metrics: MeanMetrics) -> Batch:
         """The rollout as a flat batch on the device, with `advantage` and the value's `target`."""

@@ -4,19 +4,37 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from typing import Any, ClassVar, Protocol, TypeVar
 
 import numpy as np
 
+from rl_training.data.replay import Replay
 from rl_training.data.rollout import Rollout
-from rl_training.types import Decision, Metrics, Observation, State
+from rl_training.types import Decision, Metrics, Observation, Reports, State
 
 T = TypeVar("T")
 
 
-def scalar(default: float | None, help: str, *, low: float = 0.0, high: float = math.inf) -> Any:
-    """Declare a schedulable number with its default, bounds (inclusive) and meaning. None: switched off."""
-    return dataclasses.field(default=default, metadata={"scalar": True, "low": low, "high": high, "help": help})
+def scalar(
+    default: float | None,
+    help: str,
+    *,
+    low: float = 0.0,
+    high: float = math.inf,
+    auto: bool = False,
+    schedule: Callable[..., dict[str, Any]] | None = None,
+    needs: str | None = None,
+) -> Any:
+    """Declare a schedulable number with its default, bounds (inclusive) and meaning. None: switched off.
+
+    auto: None is also spelt `auto`, because the algorithm then finds the number itself. schedule: where the config says
+    nothing of the number, it takes this schedule, made from the settings that the function's parameters name. needs:
+    the switch without which it has no effect, and is None.
+    """
+    metadata = {"scalar": True, "low": low, "high": high, "help": help}
+    metadata |= {"auto": auto, "schedule": schedule, "needs": needs}
+    return dataclasses.field(default=default, metadata=metadata)
 
 
 def setting(default: T, help: str, *, low: float = -math.inf, high: float = math.inf) -> T:
@@ -39,12 +57,22 @@ class Algorithm(Protocol):
         """Choose actions for N environments; all randomness comes from `rng`, which belongs to the caller."""
         ...
 
-    def update(self, rollout: Rollout) -> Metrics:
-        """On-policy: learn from one rollout [T, N, ...]."""
-        ...
-
     def state_dict(self) -> State: ...
     def load_state_dict(self, state: State) -> None: ...
+
+
+class OnPolicyAlgorithm(Algorithm, Protocol):
+    def update(self, rollout: Rollout) -> Metrics:
+        """Learn from one rollout [T, N, ...]."""
+        ...
+
+
+class OffPolicyAlgorithm(Algorithm, Protocol):
+    def make_replay(self, num_envs: int) -> Replay: ...
+
+    def learn(self, replay: Replay) -> Reports:
+        """Called after every step of the environments: draw what is due, and learn from it."""
+        ...
 
 
 class hyperparameter:

@@ -112,7 +112,8 @@ def gradient_step(optimizer: Optimizer, loss: Tensor, *, lr: float, max_grad_nor
     """Descend `loss` once, at the learning rate in force now; returns the gradient's norm before clipping."""
     gradient = optimizer.parameters.gradient
     gradient.zero_()
-    loss.backward()  # type: ignore[no-untyped-call]
+    # Only these: what the loss passes through on its way, such as a critic, needs no gradient of its own.
+    loss.backward(inputs=optimizer.parameters.parameters)  # type: ignore[no-untyped-call]
     norm: Tensor = torch.linalg.vector_norm(gradient)
     if max_grad_norm is not None:
         gradient.mul_((max_grad_norm / (norm + 1e-6)).clamp_(max=1.0))

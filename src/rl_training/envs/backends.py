@@ -39,6 +39,7 @@ class Envs(ABC):
     single_observation_space: gym.Space  # as the model sees it: see spaces.model_space
     single_action_space: gym.Space  # the environment's own
     obs: Observation  # the observation that starts the next step
+    frame_stack: int = 1  # an observation's first axis holds so many of the newest frames
 
     @abstractmethod
     def reset(self) -> Observation: ...

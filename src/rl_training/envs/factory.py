@@ -95,7 +95,9 @@ def make_envs(env_id: str, *, num_envs: int, seed: int, env_kwargs: Mapping[str,
         _check_atari(plan)
     backend = choose_backend(plan) if options.backend == "auto" else options.backend
     try:
-        return BACKENDS[backend](plan)
+        envs = BACKENDS[backend](plan)
+        envs.frame_stack = plan.wrappers.frame_stack or 1
+        return envs
     except (ImportError, gym.error.DependencyNotInstalled) as error:
         raise _missing_package(env_id, error) from error
     except TypeError as error:

@@ -59,8 +59,13 @@ class Normalizer:
         self._returns += reward
         self._reward.update(self._returns if live is None else self._returns[live])
         self._returns[done] = 0.0
-        scaled = reward * np.float32(1.0 / np.sqrt(self._reward.var + EPSILON))
-        return _clip(scaled)
+        return self.scale_reward(reward)
+
+    def scale_reward(self, reward: Array) -> Array:
+        """r / std(R), clipped, by the statistics as they are; of any shape."""
+        if self._reward is None:
+            return reward
+        return _clip(reward * np.float32(1.0 / np.sqrt(self._reward.var + EPSILON)))
 
     def forget(self, rows: list[int]) -> None:
         """The episodes under way in these environments are gone."""

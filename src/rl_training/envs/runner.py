@@ -36,8 +36,9 @@ class EnvRunner:
 
     box_actions says what a policy means by a Box action: "clip" (Gaussian policies) gives the environment the clipped
     action and keeps the unclipped one; "scale" (tanh policies) maps [-1, 1] to the bounds. Without `training` rewards
-    stay raw and the normaliser's statistics as they are. The rows of `memory` are zero where an episode begins; the
-    whole of it is None before the first step.
+    stay raw and the normaliser's statistics as they are. With `raw_steps` only the policy sees normalised observations:
+    a step holds what the environments gave, for a replay that normalises by the statistics of the day it is drawn.
+    The rows of `memory` are zero where an episode begins; the whole of it is None before the first step.
     """
 
     def __init__(
@@ -49,16 +50,19 @@ class EnvRunner:
         normalizer: Normalizer | None = None,
         clip_reward: bool = False,
         training: bool = True,
+        raw_steps: bool = False,
     ) -> None:
         self.envs = envs
         self.num_envs = envs.num_envs
         self.rng = np.random.default_rng(seed)
         self.normalizer = normalizer
         self.training = training
+        self.raw_steps = raw_steps and normalizer is not None
         self._clip_reward = clip_reward and training
         self._to_env, action_space = action_map(envs.single_action_space, box_actions)
         observation_space = envs.single_observation_space
-        self.spaces = Spaces(normalizer.space(observation_space) if normalizer else observation_space, action_space)
+        seen = normalizer.space(observation_space) if normalizer else observation_space
+        self.spaces = Spaces(seen, action_space, envs.frame_stack)
         self.recent_returns: deque[float] = deque(maxlen=RECENT)
         self.recent_lengths: deque[int] = deque(maxlen=RECENT)
         self.not_restored: list[int] = []
@@ -66,7 +70,7 @@ class EnvRunner:
 
     def reset(self) -> None:
         """Begin a new episode in every environment."""
-        obs = self.envs.reset()
+        obs = self._raw = self.envs.reset()
         if self.normalizer:
             if self.training:
                 self.normalizer.observe(obs)
@@ -85,7 +89,7 @@ class EnvRunner:
         result = self.envs.step(self._to_env(decision.action))
         self._count(result)
         step = {
-            "obs": self.obs,
+            "obs": self._raw if self.raw_steps else self.obs,
             "first": self.first,
             "action": decision.action,
             "reward": self._learned_reward(result),
@@ -93,7 +97,8 @@ class EnvRunner:
             "truncated": result.truncated,
             **decision.extras,
         }
-        self.obs, step["next_obs"] = self._learned_obs(result)
+        self.obs, next_obs = self._learned_obs(result)
+        self._raw, step["next_obs"] = result.obs, result.next_obs if self.raw_steps else next_obs
         self.first = result.first
         self.memory = decision.memory
         if self.memory is not None and any_true(self.first):
@@ -125,7 +130,8 @@ class EnvRunner:
         if self._clip_reward:
             reward = np.sign(reward)
         if self.normalizer and self.training:
-            reward = self.normalizer.reward(reward, result.terminated | result.truncated, result.live)
+            scaled = self.normalizer.reward(reward, result.terminated | result.truncated, result.live)
+            return reward if self.raw_steps else scaled
         return reward
 
     def _learned_obs(self, result: EnvStep) -> tuple[Observation, Observation]:
@@ -170,6 +176,7 @@ class EnvRunner:
         self.recent_returns = deque(state["recent_returns"], RECENT)
         self.recent_lengths = deque(state["recent_lengths"], RECENT)
         self.finished = []
+        self._raw = copied(self.envs.obs)
         if lost:
             fresh = self.normalizer.observation(self.envs.obs) if self.normalizer else self.envs.obs
             put_rows(self.obs, np.array(lost), fresh)

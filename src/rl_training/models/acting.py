@@ -1,6 +1,6 @@
-"""Fast inference for acting: a handful of observations in, a distribution and values on the CPU out.
+"""Fast inference for acting: a handful of observations in, what the networks make of them out, as arrays.
 
-For small perceptrons on the CPU a torch call costs more than the product it starts. There the network runs in numpy on
+For small perceptrons on the CPU a torch call costs more than the product it starts. There the networks run in numpy on
 views of the torch weights: optimizers and `load_state_dict` write in place, so the views never need a refresh.
 """
 
@@ -13,51 +13,46 @@ import numpy as np
 import torch
 from torch import nn
 
-from rl_training.models.actor_critic import ActorCritic
-from rl_training.models.networks import Flatten
-from rl_training.ops.distributions import Distribution
+from rl_training.models.networks import Encoder, Flatten
 from rl_training.types import Array, Observation
 
-Forward: TypeAlias = Callable[[Observation], tuple[Distribution, Array]]  # [N, ...] -> the policy and values [N]
+Forward: TypeAlias = Callable[[Observation], list[Array]]  # [N, ...] -> [N, out] of each network, yours to keep
 
 
-def make_acting(model: ActorCritic) -> Forward:
-    """The fastest forward pass for this model where it is now; make it anew after moving the model or its weights."""
-    on_cpu = all(p.device.type == "cpu" for p in model.parameters())
-    plain = isinstance(model.encoder, Flatten) and not model.encoder.is_bytes
-    if on_cpu and plain and _is_simple(model.policy) and _is_simple(model.critic):
-        return NumpyForward(model)
-    return TorchForward(model)
+def make_forward(encoder: Encoder, *networks: nn.Module) -> Forward:
+    """The fastest way through networks behind one encoder, where they are now; make it anew after moving them."""
+    on_cpu = all(p.device.type == "cpu" for network in networks for p in network.parameters())
+    plain = isinstance(encoder, Flatten) and not encoder.is_bytes
+    if on_cpu and plain and all(_is_simple(network) for network in networks):
+        return NumpyForward(*networks)
+    return TorchForward(encoder, *networks)
 
 
 class TorchForward:
-    """Any model on any device. Of the outputs only the last, small ones travel, in one piece."""
+    """Any networks on any device. Of the outputs only the last, small ones travel, in one piece."""
 
-    def __init__(self, model: ActorCritic) -> None:
-        self.model, self.device = model, next(model.parameters()).device
+    def __init__(self, encoder: Encoder, *networks: nn.Module) -> None:
+        self.encoder, self.networks, self.device = encoder, networks, next(networks[0].parameters()).device
 
     @torch.no_grad()
-    def __call__(self, obs: Observation) -> tuple[Distribution, Array]:
-        model = self.model
-        output, value = model.outputs(to_tensors(obs, self.device))
-        packed = torch.cat([output, value.unsqueeze(-1)], -1).cpu()
-        log_std = None if model.log_std is None else model.log_std.detach().cpu()
-        return model.head(packed[:, :-1], log_std), packed[:, -1].numpy()
+    def __call__(self, obs: Observation) -> list[Array]:
+        features = self.encoder(to_tensors(obs, self.device))
+        outputs = [network(features) for network in self.networks]
+        packed = torch.cat(outputs, -1).cpu().numpy()
+        ends = np.cumsum([output.shape[-1] for output in outputs])[:-1]
+        return np.split(packed, ends, -1)
 
 
 class NumpyForward:
     """Perceptrons on vectors, in numpy."""
 
-    def __init__(self, model: ActorCritic) -> None:
-        self.head = model.head
-        self.log_std = None if model.log_std is None else model.log_std.detach().numpy()
-        self.policy, self.critic = NumpyMLP(model.policy), NumpyMLP(model.critic)
+    def __init__(self, *networks: nn.Module) -> None:
+        self.networks = [NumpyMLP(network) for network in networks if isinstance(network, nn.Sequential)]
 
-    def __call__(self, obs: Observation) -> tuple[Distribution, Array]:
+    def __call__(self, obs: Observation) -> list[Array]:
         x = np.ascontiguousarray(obs, np.float32).reshape(len(obs), -1)
         # Copies: what leaves here may outlive the next call, the buffers do not.
-        output, value = self.policy(x).copy(), self.critic(x)[:, 0].copy()
-        return self.head(output if self.head.takes_numpy else torch.from_numpy(output), self.log_std), value
+        return [network(x).copy() for network in self.networks]
 
 
 class NumpyMLP:
@@ -94,7 +89,9 @@ def _relu(x: Array, out: Array) -> None:
 _ACTIVATIONS: dict[type, Any] = {nn.Tanh: np.tanh, nn.ReLU: _relu}
 
 
-def _is_simple(network: nn.Sequential) -> bool:
+def _is_simple(network: nn.Module) -> bool:
+    if not isinstance(network, nn.Sequential):
+        return False
     modules = list(network)
     return all(isinstance(m, nn.Linear) for m in modules[::2]) and all(type(m) in _ACTIVATIONS for m in modules[1::2])
 

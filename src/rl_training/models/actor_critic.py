@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from rl_training.config import InputError
 from rl_training.models.networks import Activation, NatureCNN, make_encoder, mlp
 from rl_training.ops.distributions import Bernoulli, Categorical, DiagGaussian, Distribution, MultiCategorical, Numbers
-from rl_training.types import Spaces, TensorTree
+from rl_training.types import Array, Spaces, TensorTree
 
 
 class ActorCritic(nn.Module):
@@ -43,13 +43,13 @@ class ActorCritic(nn.Module):
 
     def forward(self, obs: TensorTree) -> tuple[Distribution, Tensor]:
         """The policy and the values [B] at observations [B, ...]."""
-        output, value = self.outputs(obs)
-        return self.head(output, self.log_std), value
-
-    def outputs(self, obs: TensorTree) -> tuple[Tensor, Tensor]:
-        """What the policy is made of [B, head.size], and the values [B]."""
         features = self.encoder(obs)
-        return self.policy(features), self.critic(features).squeeze(-1)
+        return self.head(self.policy(features), self.log_std), self.critic(features).squeeze(-1)
+
+    def acting_policy(self, output: Array) -> Distribution:
+        """The policy from outputs [N, head.size] of its network that came as an array."""
+        log_std = None if self.log_std is None else self.log_std.detach().cpu().numpy()
+        return self.head(output if self.head.takes_numpy else torch.from_numpy(output), log_std)
 
     def value(self, obs: TensorTree) -> Tensor:
         """[B]"""

@@ -18,6 +18,11 @@ from rl_training.config import InputError
 Activation: TypeAlias = Literal["tanh", "relu", "elu", "silu"]
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {"tanh": nn.Tanh, "relu": nn.ReLU, "elu": nn.ELU, "silu": nn.SiLU}
 HIDDEN_GAIN = math.sqrt(2)
+Init: TypeAlias = Literal["orthogonal", "torch"]  # torch: as nn.Linear and nn.Conv2d come, usual where Q is learned
+
+
+def initialize(layer: nn.Linear | nn.Conv2d, init: Init, gain: float = HIDDEN_GAIN) -> nn.Linear | nn.Conv2d:
+    return orthogonal(layer, gain) if init == "orthogonal" else layer
 
 
 def orthogonal(layer: nn.Linear | nn.Conv2d, gain: float = HIDDEN_GAIN) -> nn.Linear | nn.Conv2d:
@@ -28,13 +33,20 @@ def orthogonal(layer: nn.Linear | nn.Conv2d, gain: float = HIDDEN_GAIN) -> nn.Li
     return layer
 
 
-def mlp(sizes: Sequence[int], activation: Activation = "tanh", *, output_gain: float = HIDDEN_GAIN) -> nn.Sequential:
-    """Linear layers of these sizes, input first, with an activation between any two; orthogonal."""
+def mlp(
+    sizes: Sequence[int],
+    activation: Activation = "tanh",
+    *,
+    output_gain: float = HIDDEN_GAIN,
+    init: Init = "orthogonal",
+) -> nn.Sequential:
+    """Linear layers of these sizes, input first, with an activation between any two."""
     layers: list[nn.Module] = []
     for i, (fan_in, fan_out) in enumerate(pairwise(sizes)):
         if i > 0:
             layers.append(ACTIVATIONS[activation]())
-        layers.append(orthogonal(nn.Linear(fan_in, fan_out), output_gain if i == len(sizes) - 2 else HIDDEN_GAIN))
+        gain = output_gain if i == len(sizes) - 2 else HIDDEN_GAIN
+        layers.append(initialize(nn.Linear(fan_in, fan_out), init, gain))
     return nn.Sequential(*layers)
 
 
@@ -46,9 +58,9 @@ class NatureCNN(nn.Module):
     """
 
     MIN_SIDE = 36
-    size = 512
 
-    def __init__(self, space: gym.spaces.Box) -> None:
+    def __init__(self, space: gym.spaces.Box, init: Init = "orthogonal", *, dense: bool = True) -> None:
+        """dense False: the flattened convolutions, for heads that have hidden layers of their own."""
         super().__init__()
         self.to_channels, (channels, height, width) = _channels_first(space.shape)
         if min(height, width) < self.MIN_SIDE:
@@ -58,17 +70,19 @@ class NatureCNN(nn.Module):
                 "(gymnasium.wrappers.FlattenObservation)"
             )
         self.convolutions = nn.Sequential(
-            orthogonal(nn.Conv2d(channels, 32, 8, stride=4)),
+            initialize(nn.Conv2d(channels, 32, 8, stride=4), init),
             nn.ReLU(),
-            orthogonal(nn.Conv2d(32, 64, 4, stride=2)),
+            initialize(nn.Conv2d(32, 64, 4, stride=2), init),
             nn.ReLU(),
-            orthogonal(nn.Conv2d(64, 64, 3, stride=1)),
+            initialize(nn.Conv2d(64, 64, 3, stride=1), init),
             nn.ReLU(),
             nn.Flatten(),
         )
         with torch.no_grad():
             flat_size = self.convolutions(torch.zeros(1, channels, height, width)).shape[1]
-        self.dense = nn.Sequential(orthogonal(nn.Linear(flat_size, self.size)), nn.ReLU())
+        self.size: int = 512 if dense else flat_size
+        hidden = [initialize(nn.Linear(flat_size, self.size), init), nn.ReLU()] if dense else []
+        self.dense = nn.Sequential(*hidden)
         self.convolutions.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # 1.4 times as fast on CPUs
 
     def forward(self, obs: Tensor) -> Tensor:
@@ -118,10 +132,10 @@ class OneHot(nn.Module):
 class DictEncoder(nn.Module):
     """The features of every entry of a Dict space, side by side."""
 
-    def __init__(self, space: gym.spaces.Dict) -> None:
+    def __init__(self, space: gym.spaces.Dict, init: Init = "orthogonal") -> None:
         super().__init__()
         self.keys = list(space.spaces)
-        encoders = [make_encoder(part) for part in space.spaces.values()]
+        encoders = [make_encoder(part, init) for part in space.spaces.values()]
         self.size: int = sum(encoder.size for encoder in encoders)
         self.encoders = nn.ModuleList(encoders)
 
@@ -132,11 +146,11 @@ class DictEncoder(nn.Module):
 Encoder: TypeAlias = Flatten | OneHot | NatureCNN | DictEncoder
 
 
-def make_encoder(space: gym.Space) -> Encoder:
+def make_encoder(space: gym.Space, init: Init = "orthogonal") -> Encoder:
     """Observations [B, ...] of a space (one array, or a flat dict of them) to features [B, encoder.size]."""
     if is_image(space):
         assert isinstance(space, gym.spaces.Box)
-        return NatureCNN(space)
+        return NatureCNN(space, init)
     if isinstance(space, gym.spaces.Box | gym.spaces.MultiBinary):
         return Flatten(space)
     if isinstance(space, gym.spaces.Discrete):
@@ -144,7 +158,7 @@ def make_encoder(space: gym.Space) -> Encoder:
     if isinstance(space, gym.spaces.MultiDiscrete):
         return OneHot(space.nvec.flatten().tolist())
     if isinstance(space, gym.spaces.Dict):
-        return DictEncoder(space)
+        return DictEncoder(space, init)
     raise InputError(
         f"no network for observation space {space}: supported are Box, Discrete, MultiDiscrete, MultiBinary and "
         "Dict or Tuple of these; wrap the environment with gymnasium.wrappers.TransformObservation"

@@ -2,7 +2,7 @@
 
 A sample is a function of noise that is drawn with numpy, so that a run's random stream is the same on every device.
 The last axes are the action's own; log_prob, entropy and kl sum over them. For acting, where a call costs more than its
-arithmetic, Categorical and DiagGaussian also take numpy arrays: what differs between the two stands at the end.
+arithmetic, Categorical and the Gaussians also take numpy arrays: what differs between the two stands at the end.
 """
 
 from __future__ import annotations
@@ -154,6 +154,35 @@ class DiagGaussian:
         return (0.5 * ((2 * log_ratio).exp() + z.square() - 1) - log_ratio).sum(self.axes)
 
 
+class TanhGaussian:
+    """tanh of independent normals: mean and log_std [..., A], actions [..., A] between -1 and 1."""
+
+    def __init__(self, mean: Numbers, log_std: Numbers) -> None:
+        self.mean, self.log_std = mean, log_std
+
+    @property
+    def mode(self) -> Numbers:
+        """The action of the normals' mean: half of the others lie on either side of it."""
+        return _tanh(self.mean)
+
+    def noise(self, rng: np.random.Generator) -> Array:
+        noise: Array = rng.standard_normal(self.mean.shape, dtype=np.float32)
+        return noise
+
+    def sample(self, noise: Array) -> Numbers:
+        return _tanh(self.mean + _exp(self.log_std) * _like(self.mean, noise))
+
+    def sample_with_log_prob(self, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """Actions [..., A] and their log-densities [...], both differentiable.
+
+        log(1 - tanh(u)^2) = 2 (log 2 - u - softplus(-2 u)) is exact where tanh(u) rounds to 1 as well.
+        """
+        u = self.mean + self.log_std.exp() * noise
+        log_slope = 2 * (math.log(2) - u - F.softplus(-2 * u))
+        log_prob = -(0.5 * noise * noise + self.log_std + log_slope + _HALF_LOG_2PI).sum(-1)
+        return u.tanh(), log_prob
+
+
 _HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 
 
@@ -168,6 +197,10 @@ def _like(x: Numbers, noise: Array) -> Numbers:
 
 def _exp(x: Numbers) -> Numbers:
     return x.exp() if isinstance(x, Tensor) else np.exp(x)
+
+
+def _tanh(x: Numbers) -> Numbers:
+    return x.tanh() if isinstance(x, Tensor) else np.tanh(x)
 
 
 def _log_softmax(x: Numbers) -> Numbers:

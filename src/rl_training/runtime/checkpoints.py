@@ -6,6 +6,7 @@ entry of `<part>.safetensors`. `manifest.json` holds every file's size and SHA-2
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -14,9 +15,10 @@ import shutil
 import stat
 import time
 import warnings
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 import numpy as np
 from safetensors import SafetensorError
@@ -36,7 +38,9 @@ except ImportError:  # not a POSIX system
 FORMAT = "rl-training checkpoint"
 VERSION = 1
 MANIFEST = "manifest.json"
+TENSORS = ".safetensors"
 CHUNK = 1 << 22  # bytes hashed and written at a time: large enough for the disk, small enough for the cache
+Result = TypeVar("Result")
 
 PART_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*")
 STEP_NAME = re.compile(r"step_(\d+)")
@@ -80,14 +84,17 @@ def save_checkpoint(path: Path | str, *, state: dict[str, State], config: dict[s
     return path
 
 
-def load_checkpoint(path: Path | str) -> Checkpoint:
-    """Read a checkpoint; nothing is returned before every size and checksum has been found right."""
+def load_checkpoint(path: Path | str, parts: Collection[str] | None = None) -> Checkpoint:
+    """Read a checkpoint; nothing is returned before every size and checksum has been found right.
+
+    With `parts` only those are read; of the others' files only the size is looked at, and they may have been removed.
+    """
     path = Path(path)
     for _ in range(3):
         directory = _existing(path)
         before = os.stat(directory).st_ino if directory.exists() else None
         try:
-            return _load(directory, path)
+            return _load(directory, path, parts)
         except CheckpointError:
             present = _existing(path)
             # A run that replaces `best` while it is read here leaves us between two checkpoints: read the new one.
@@ -104,44 +111,62 @@ def verify_checkpoint(path: Path | str) -> None:
             _finish_check(file, directory / name, hashlib.sha256(), entry)
 
 
-def open_checkpoint(path: Path | str) -> Checkpoint:
-    """Load the checkpoint meant by `path`: see `find_checkpoint`."""
-    for _ in range(5):
-        found = find_checkpoint(path)
-        try:
-            return load_checkpoint(found)
-        except CheckpointError:
-            if found == Path(path) or _existing(found).exists():
-                raise
-    raise CheckpointError(f"{path}: its checkpoints are removed faster than they can be read; raise keep_checkpoints")
+def open_checkpoint(path: Path | str, parts: Collection[str] | None = None) -> Checkpoint:
+    """Load the checkpoint meant by `path`: see `find_checkpoint`, and `load_checkpoint` for `parts`."""
+    path = Path(path)
+    if _is_checkpoint(path):
+        return load_checkpoint(path, parts)
+    return _newest_sound(path, lambda candidate: load_checkpoint(candidate, parts))
 
 
 def find_checkpoint(path: Path | str) -> Path:
     """The checkpoint meant by `path`: itself, or the newest sound one of a run folder or `checkpoints` directory."""
     path = Path(path)
+
+    def verified(candidate: Path) -> Path:
+        verify_checkpoint(candidate)
+        return candidate
+
+    return path if _is_checkpoint(path) else _newest_sound(path, verified)
+
+
+def _is_checkpoint(path: Path) -> bool:
+    """Whether `path` is one itself; a folder that may hold some is not."""
     if not _existing(path).is_dir():
         what = "is a file; give the checkpoint's directory" if path.exists() else "does not exist"
         raise CheckpointError(f"{path} {what}")
-    if (_existing(path) / MANIFEST).exists():
-        return path
+    return (_existing(path) / MANIFEST).exists()
+
+
+def _newest_sound(path: Path, read: Callable[[Path], Result]) -> Result:
+    """What `read` gives for the newest checkpoint in a folder that it accepts."""
+    for _ in range(5):
+        damaged = []
+        for candidate in _newest_first(path):
+            try:
+                result = read(candidate)
+            except (CheckpointError, OSError) as error:
+                if not _existing(candidate).exists():
+                    break  # its run has let it go meanwhile, and has a newer one
+                damaged.append(str(error))
+                continue
+            for message in damaged:
+                warnings.warn(f"passed over a damaged checkpoint, using {candidate.name}: {message}", stacklevel=3)
+            return result
+        else:
+            raise CheckpointError(f"every checkpoint in {candidate.parent} is damaged: " + "; ".join(damaged))
+    raise CheckpointError(f"{path}: its checkpoints are removed faster than they can be read; raise keep_checkpoints")
+
+
+def _newest_first(path: Path) -> list[Path]:
+    """The checkpoints of a run folder or `checkpoints` directory; at least one."""
     directory = path / "checkpoints" if (path / "checkpoints").is_dir() else path
-    steps = _saved_steps(directory)
-    if not steps:
-        if STEP_NAME.fullmatch(path.name) or path.name == "best":
-            raise CheckpointError(f"{path} has no {MANIFEST}: it is damaged or not a checkpoint; use another one")
+    found = [directory / step_dir_name(step) for step in reversed(_saved_steps(directory))]
+    if not found and (STEP_NAME.fullmatch(path.name) or path.name == "best"):
+        raise CheckpointError(f"{path} has no {MANIFEST}: it is damaged or not a checkpoint; use another one")
+    if not found:
         raise CheckpointError(f"{path} holds no checkpoint: neither {MANIFEST} nor checkpoints/step_*")
-    damaged = []
-    for step in reversed(steps):
-        candidate = directory / step_dir_name(step)
-        try:
-            verify_checkpoint(candidate)
-        except (CheckpointError, OSError) as error:
-            damaged.append(str(error))
-            continue
-        for message in damaged:
-            warnings.warn(f"passed over a damaged checkpoint, using {candidate.name}: {message}", stacklevel=2)
-        return candidate
-    raise CheckpointError(f"every checkpoint in {directory} is damaged: " + "; ".join(damaged))
+    return found
 
 
 def prune_checkpoints(directory: Path, keep: int) -> None:
@@ -177,7 +202,7 @@ def _write_content(directory: Path, state: dict[str, State], config: dict[str, A
         tensors: dict[str, Tensor | np.ndarray] = {}
         tree[part] = encode(value, (part,), tensors)
         if tensors:
-            name = f"{part}.safetensors"
+            name = part + TENSORS
             files[name] = _write_file(directory / name, safetensors_blocks(tensors))
     files["state.json"] = _write_file(directory / "state.json", [_json_bytes(tree)])
     files["config.json"] = _write_file(directory / "config.json", [_json_bytes(encode(config, ("config",), None))])
@@ -192,16 +217,18 @@ def _write_content(directory: Path, state: dict[str, State], config: dict[str, A
     _write_file(directory / MANIFEST, [_json_bytes({**body, "checksum": _body_checksum(body)})])
 
 
-def _load(directory: Path, path: Path) -> Checkpoint:
-    manifest = _read_manifest(directory)
-    files = manifest["files"]
+def _load(directory: Path, path: Path, parts: Collection[str] | None) -> Checkpoint:
+    manifest = _read_manifest(directory, parts)
     contents: dict[str, dict[str, Any]] = {}
-    for name, entry in files.items():
+    for name, entry in manifest["files"].items():
         file = directory / name
-        contents[name] = _read_safetensors(file, entry) if name.endswith(".safetensors") else _read_json(file, entry)
+        if not _needed(name, parts):
+            _check_size(file, entry)
+        else:
+            contents[name] = _read_safetensors(file, entry) if name.endswith(TENSORS) else _read_json(file, entry)
     try:
-        tree = contents["state.json"]
-        state = {part: decode(value, contents.get(f"{part}.safetensors", {})) for part, value in tree.items()}
+        tree = {part: value for part, value in contents["state.json"].items() if parts is None or part in parts}
+        state = {part: decode(value, contents.get(part + TENSORS, {})) for part, value in tree.items()}
         config, info = decode(contents["config.json"], {}), decode(manifest["info"], {})
         return Checkpoint(path, int(info["global_step"]), info, config, state)
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
@@ -226,7 +253,22 @@ def _read_json(file: Path, entry: dict[str, Any]) -> dict[str, Any]:
     return _parse_object(data, file)
 
 
-def _read_manifest(directory: Path) -> dict[str, Any]:
+def _needed(name: str, parts: Collection[str] | None) -> bool:
+    return parts is None or not name.endswith(TENSORS) or name.removesuffix(TENSORS) in parts
+
+
+def _check_size(file: Path, entry: dict[str, Any]) -> None:
+    """Without opening it; it need not be there."""
+    with contextlib.suppress(FileNotFoundError):
+        _compare_size(os.lstat(file), file, entry)
+
+
+def _compare_size(found: os.stat_result, file: Path, entry: dict[str, Any]) -> None:
+    if not stat.S_ISREG(found.st_mode) or found.st_size != entry["size"]:
+        raise CheckpointError(f"{file} has {found.st_size} bytes instead of {entry['size']}; use an older checkpoint")
+
+
+def _read_manifest(directory: Path, parts: Collection[str] | None = None) -> dict[str, Any]:
     """The manifest, once it is found to be ours and to describe exactly the files that are there."""
     file = directory / MANIFEST
     if not directory.is_dir():
@@ -257,7 +299,7 @@ def _read_manifest(directory: Path) -> dict[str, Any]:
             raise CheckpointError(f"{file} lists {name!r}, which is not a plain file name")
         if not isinstance(entry, dict) or type(entry.get("size")) is not int or entry["size"] < 0:
             raise CheckpointError(f"{file} has no size for {name}")
-    for name in sorted(files.keys() - present):
+    for name in sorted(name for name in files.keys() - present if _needed(name, parts)):
         raise CheckpointError(f"{directory / name} is missing; use an older checkpoint")
     for name in sorted(present - files.keys() - {MANIFEST}):
         raise CheckpointError(f"{directory / name} does not belong to the checkpoint; move it elsewhere")
@@ -281,10 +323,11 @@ def _open_checked(file: Path, entry: dict[str, Any]) -> BinaryIO:
         source = os.fdopen(os.open(file, flags), "rb", buffering=0)
     except OSError as error:
         raise CheckpointError(f"{file} cannot be read (links are not followed): {error.strerror}") from error
-    found = os.fstat(source.fileno())
-    if not stat.S_ISREG(found.st_mode) or found.st_size != entry["size"]:
+    try:
+        _compare_size(os.fstat(source.fileno()), file, entry)
+    except CheckpointError:
         source.close()
-        raise CheckpointError(f"{file} has {found.st_size} bytes instead of {entry['size']}; use an older checkpoint")
+        raise
     return source  # type: ignore[return-value]
 
 

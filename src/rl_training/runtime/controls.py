@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
+from inspect import signature
 from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
@@ -58,6 +59,10 @@ def find(kwargs: Mapping[str, Any], name: str) -> Given | None:
     return Given(used[0], *(kwargs.get(used[0] + part) for part in PARTS))
 
 
+def is_given(name: str, kwargs: Mapping[str, Any]) -> bool:
+    return any(n + part in kwargs for n in names_of(name) for part in PARTS)
+
+
 def read_schedule(given: Given | None, default: float | None) -> Schedule | None:
     """The schedule of one number; a fixed value is a constant one. None: the number is switched off."""
     if given is None:
@@ -102,6 +107,14 @@ class Field(NamedTuple):
     high: float
     help: str
     is_scalar: bool
+    auto: bool = False  # None is also spelt auto
+    schedule: Callable[..., dict[str, Any]] | None = None  # of the default, from the settings its parameters name
+    needs: str | None = None  # the switch without which it is None
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The settings that the default is made from."""
+        return tuple(signature(self.schedule).parameters) if self.schedule else ()
 
     @property
     def is_int(self) -> bool:
@@ -125,6 +138,9 @@ def fields_of(hyperparameters: type) -> dict[str, Field]:
             f.metadata["high"],
             f.metadata["help"],
             f.metadata["scalar"],
+            f.metadata.get("auto", False),
+            f.metadata.get("schedule"),
+            f.metadata.get("needs"),
         )
         for f in dataclasses.fields(hyperparameters)
     }
@@ -137,25 +153,33 @@ class Controls:
         self.hyperparameters, self.horizon = hyperparameters, horizon
         self.fields = fields_of(hyperparameters)
         self.scalars = scalar_names(hyperparameters)
-        problems = unknown_keys(hyperparameters, kwargs)
+        problems = unknown_keys(hyperparameters, kwargs) + idle_settings(self.fields, kwargs)
         self.schedules: dict[str, Schedule] = {}
         values: dict[str, Any] = {}
         for field in self.fields.values():
             try:
-                values[field.name] = self._read(field, kwargs)
+                values[field.name] = self._read(field, kwargs, values)
             except _Wrong as wrong:
                 problems += wrong.problems
         if problems:
             raise ConfigError(Problem(("algo_kwargs", *p.path), p.message) for p in problems)
         self.varying = {name: schedule for name, schedule in self.schedules.items() if schedule.varies}
         self.initial = hyperparameters(**values)
+        # Of a number and the settings that make its default schedule, only one may be given: the other is implied.
+        made = [f for f in self.fields.values() if f.sources]
+        self._implied = {x for f in made for x in (f.sources if is_given(f.name, kwargs) else (f.name,))}
+        self._implied |= {f.name for f in self.fields.values() if f.needs and not values[f.needs]}
 
     def at(self, step: int) -> Any:
         """The hyperparameters in force at `step`, as an instance of the algorithm's own class."""
         if not self.varying:
             return self.initial
-        now = {name: self._value(self.fields[name], schedule, step) for name, schedule in self.varying.items()}
-        return dataclasses.replace(self.initial, **now)
+        hp: Any = object.__new__(self.hyperparameters)
+        # Past the frozen class's guard: dataclasses.replace costs 20 times as much, at every step of a replay loop.
+        hp.__dict__.update(self.initial.__dict__)
+        for name, schedule in self.varying.items():
+            hp.__dict__[name] = self._value(self.fields[name], schedule, step)
+        return hp
 
     def scalars_of(self, hp: Any) -> dict[str, float]:
         """Every scalar in force, under its own name; one that is switched off is left out."""
@@ -164,11 +188,21 @@ class Controls:
     def resolved(self) -> dict[str, Any]:
         """All hyperparameters with their defaults, as YAML that reads back to the same."""
         plain = {name: list(v) if isinstance(v := getattr(self.initial, name), tuple) else v for name in self.fields}
-        return plain | {name: dump_schedule(schedule) for name, schedule in self.varying.items()}
+        both = plain | {name: dump_schedule(schedule) for name, schedule in self.varying.items()}
+        return {name: value for name, value in both.items() if name not in self._implied}
 
-    def _read(self, field: Field, kwargs: Mapping[str, Any]) -> Any:
+    def _read(self, field: Field, kwargs: Mapping[str, Any], settings: Mapping[str, Any]) -> Any:
         if not field.is_scalar:
             return read_setting(field, kwargs[field.name]) if field.name in kwargs else field.default
+        if field.needs is not None and not settings.get(field.needs, True):
+            if is_given(field.name, kwargs):
+                raise _Wrong(Problem((field.name,), f"has no effect without {field.needs}: true"))
+            return None
+        if field.schedule is not None and not is_given(field.name, kwargs):
+            if not settings.keys() >= set(field.sources):
+                raise _Wrong()  # one of them is wrong, which is reported there
+            made = field.schedule(**{name: settings[name] for name in field.sources})
+            kwargs = {field.name: made}
         schedule = read_scalar(field, kwargs, self.horizon)
         if schedule is None:
             return None
@@ -194,6 +228,8 @@ def read_scalar(field: Field, kwargs: Mapping[str, Any], horizon: int) -> Schedu
             key = given.key + next(part for part in ("_schedule", "", "_warmup_steps") if given.key + part in kwargs)
             if kwargs[key] is None and field.default is not None:
                 raise ValueError("should be a number or a schedule, got nothing")
+            if field.auto and given.fixed == "auto":
+                given = given._replace(fixed=None)
         schedule = read_schedule(given, field.default)
         if schedule is not None:
             check_order(schedule, horizon)
@@ -258,6 +294,16 @@ def unknown_keys(hyperparameters: type, kwargs: Mapping[str, Any]) -> list[Probl
     """A misspelt hyperparameter is an error, never a silently used default."""
     known = known_keys(hyperparameters)
     return [Problem((key,), _unknown(str(key), hyperparameters, known)) for key in kwargs if key not in known]
+
+
+def idle_settings(fields: Mapping[str, Field], kwargs: Mapping[str, Any]) -> list[Problem]:
+    """Settings that would make a default which is not used."""
+    return [
+        Problem((name,), f"has no effect, because {field.name} is given: drop one of them")
+        for field in fields.values()
+        for name in field.sources
+        if name in kwargs and is_given(field.name, kwargs)
+    ]
 
 
 def _unknown(key: str, hyperparameters: type, known: list[str]) -> str:

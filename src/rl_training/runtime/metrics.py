@@ -11,8 +11,11 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import torch
+from torch import Tensor
+
 from rl_training.config import MissingPackage
-from rl_training.types import Metrics
+from rl_training.types import Metrics, Reports
 
 FLUSH_SECONDS = 5.0
 TIME_NAMES = ("time", "fps", "elapsed", "per_second", "seconds")
@@ -34,28 +37,54 @@ def check_finite(metrics: Mapping[str, float], step: int) -> None:
 
 
 class RunningMeans:
-    """Means of the update metrics since the last log line, each over the updates that reported it."""
+    """Means of the update metrics since the last log line, each over the updates that reported it.
+
+    A list of tensors stays where it is until its mean is asked for, or many have gathered: to read a number from a
+    device is to wait for it.
+    """
+
+    PATIENCE = 1024  # tensors
 
     def __init__(self) -> None:
         self._sums: dict[str, float] = {}
         self._counts: dict[str, int] = {}
+        self._waiting: list[tuple[str, Tensor]] = []
 
-    def add(self, metrics: Mapping[str, float]) -> None:
-        for name, value in metrics.items():
-            self._sums[name] = self._sums.get(name, 0.0) + float(value)
-            self._counts[name] = self._counts.get(name, 0) + 1
+    def add(self, reports: Reports) -> Metrics:
+        """Take reports in; gives what became known by it, for a check."""
+        known = {}
+        for name, value in reports.items():
+            if isinstance(value, list):
+                self._waiting += [(name, tensor) for tensor in value]
+            else:
+                self._add(name, float(value))
+                known[name] = float(value)
+        return known | self.read() if len(self._waiting) > self.PATIENCE else known
+
+    def _add(self, name: str, value: float) -> None:
+        self._sums[name] = self._sums.get(name, 0.0) + value
+        self._counts[name] = self._counts.get(name, 0) + 1
+
+    def read(self) -> Metrics:
+        """Wait for the tensors, all at once; gives the sums of all that is known."""
+        if self._waiting:
+            values = torch.stack([tensor for _, tensor in self._waiting]).tolist()
+            for (name, _), value in zip(self._waiting, values, strict=True):
+                self._add(name, value)
+            self._waiting = []
+        return dict(self._sums)
 
     def mean(self) -> Metrics:
         """The means since the last call."""
-        means = {name: total / self._counts[name] for name, total in self._sums.items()}
+        means = {name: total / self._counts[name] for name, total in self.read().items()}
         self._sums, self._counts = {}, {}
         return means
 
     def state_dict(self) -> dict[str, Any]:
-        return {"sums": dict(self._sums), "counts": dict(self._counts)}
+        return {"sums": self.read(), "counts": dict(self._counts)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._sums, self._counts = dict(state["sums"]), dict(state["counts"])
+        self._sums, self._counts, self._waiting = dict(state["sums"]), dict(state["counts"]), []
 
 
 def tensorboard_tag(name: str, schedule_names: Collection[str]) -> str:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
+from rl_training.algorithms.base import OnPolicyAlgorithm
 from rl_training.config import TrainConfig
 from rl_training.data.rollout import Rollout
 from rl_training.runtime.run import TrainingRun, TrainResult
@@ -12,7 +13,7 @@ from rl_training.runtime.setup import Recipe
 
 def run_on_policy(config: TrainConfig, recipe: Recipe, **options: Any) -> TrainResult:
     with TrainingRun(config, recipe, **options) as run:
-        algorithm, runner = run.algorithm, run.runner
+        algorithm, runner = cast(OnPolicyAlgorithm, run.algorithm), run.runner
         rollout = Rollout(algorithm.hp.num_steps, config.num_envs)
         while run.running:
             rollout.reset()

@@ -6,8 +6,10 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from rl_training.runtime.a2c_trainer import A2C_RECIPE, train_a2c
+from rl_training.runtime.dqn_trainer import DQN_RECIPE, train_dqn
 from rl_training.runtime.ppo_trainer import PPO_RECIPE, train_ppo
 from rl_training.runtime.run import TrainResult
+from rl_training.runtime.sac_trainer import SAC_RECIPE, train_sac
 from rl_training.runtime.setup import Recipe
 
 
@@ -18,5 +20,7 @@ class Entry(NamedTuple):
 
 ALGORITHMS: dict[str, Entry] = {
     "a2c": Entry(A2C_RECIPE, train_a2c),
+    "dqn": Entry(DQN_RECIPE, train_dqn),
     "ppo": Entry(PPO_RECIPE, train_ppo),
+    "sac": Entry(SAC_RECIPE, train_sac),
 }

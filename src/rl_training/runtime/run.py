@@ -6,7 +6,7 @@ import contextlib
 import math
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -27,6 +27,7 @@ from rl_training.runtime.metadata import update_metadata, write_metadata, write_
 from rl_training.runtime.metrics import MetricsLog, RunningMeans, TrainingDiverged, check_finite, import_wandb
 from rl_training.runtime.progress import Progress, make_progress
 from rl_training.runtime.randomness import global_state, seed_of, set_global_state
+from rl_training.runtime.saving import Saver
 from rl_training.runtime.setup import (
     Recipe,
     build_algorithm,
@@ -39,7 +40,9 @@ from rl_training.runtime.setup import (
     pick_threads,
     wandb_options,
 )
-from rl_training.types import Metrics, State
+from rl_training.types import Metrics, Reports, State
+
+CALLBACK = "callback_"  # the parts that are callbacks, by number
 
 
 @dataclass(frozen=True)
@@ -79,14 +82,19 @@ class TrainingRun:
         self.means = RunningMeans()
         self.stop_reason: str | None = None
         self.parts: dict[str, Any] = {}
-        self._recorded, self._logged, self._evaluated, self._saved = 0, -1, -1, -1  # the steps of the last of each
-        self.checkpoint_path: Path | None = None
+        self.not_in_best: list[str] = []
+        self.missing: list[str] = []  # parts that the checkpoint resumed from does not hold
+        self._recorded, self._logged, self._evaluated = 0, -1, -1  # the steps of the last of each
+        self.saver = Saver()
+        self._on_disk: Path | None = None  # the newest checkpoint that is whole
+        self._has_best = False
+        self._entered = False
         self._build()
         try:
             self.callbacks = [*build_callbacks(config.callbacks), *callbacks]
             for i, callback in enumerate(self.callbacks):
                 if hasattr(callback, "state_dict"):
-                    self.keep(f"callback_{i}", callback)
+                    self.keep(f"{CALLBACK}{i}", callback)
             # What can still be wrong with the input comes before the folder, so that none is left behind.
             self.progress: Progress = make_progress(progress, schedule_names=tuple(self.controls.varying))
             wandb, text = wandb_options(config), config_text(config, self.controls)
@@ -115,6 +123,7 @@ class TrainingRun:
                 box_actions=recipe.box_actions,
                 normalizer=self.normalizer,
                 clip_reward=clips_reward(config),
+                raw_steps=recipe.raw_steps,
             )
             self.device = pick_device(config.device, self.runner.spaces)
             self.algorithm = build_algorithm(config, recipe, self.runner.spaces, self.controls.at(0), self.device)
@@ -162,23 +171,33 @@ class TrainingRun:
         self.stop(reason)
         self.progress.message("stopping at the next checkpoint; press Ctrl-C again to quit without one")
 
-    def keep(self, name: str, part: Any) -> None:
-        """Make `part` belong to the run: saved with it and, when resuming, restored with it."""
+    def keep(self, name: str, part: Any, *, in_best: bool = True) -> None:
+        """Make `part` belong to the run: saved with it and, when resuming, restored with it.
+
+        A part with `hold` is written while training goes on: see `Saver.save`.
+        """
         self.parts[name] = part
-        if self.resume and name in self.resume.state:
-            part.load_state_dict(self.resume.state[name])
+        if not in_best:
+            self.not_in_best.append(name)
+        if self.resume is None:
+            return
+        if name in self.resume.state:
+            part.load_state_dict(self.resume.state.pop(name))  # not kept beside: a replay may fill half the memory
+        elif not name.startswith(CALLBACK):  # a resumed run may well have callbacks that the first one had not
+            self.missing.append(name)
+            if self._entered:
+                self.progress.message(missing_note(self, name))
 
     def advance(self, env_steps: int) -> None:
         """Move the clock. Every schedule takes effect here, and only here."""
         self.step += env_steps
-        self.algorithm.hp = self.controls.at(self.step)
-        if self.normalizer is not None and hasattr(self.algorithm.hp, "gamma"):
-            self.normalizer.gamma = self.algorithm.hp.gamma
+        hp = self.algorithm.hp = self.controls.at(self.step)
+        if self.normalizer is not None and hasattr(hp, "gamma"):
+            self.normalizer.gamma = hp.gamma
 
-    def record(self, metrics: Metrics) -> None:
+    def record(self, metrics: Reports) -> None:
         """End one iteration: log it and, when they are due, evaluate, call back and save."""
-        self._check(metrics)
-        self.means.add(metrics)
+        self._check(self.means.add(metrics))
         before, self._recorded = self._recorded, self.step
         evaluate = crossed(self.config.eval_interval, before, self.step)
         if evaluate or crossed(self.config.log_interval, before, self.step):
@@ -188,7 +207,7 @@ class TrainingRun:
         for callback in self.callbacks:
             callback(self)
         if crossed(self.config.checkpoint_interval, before, self.step):
-            self.save()
+            self.save(wait=False)
 
     def _check(self, metrics: Metrics) -> None:
         try:
@@ -214,7 +233,9 @@ class TrainingRun:
         if self._logged == self.step:
             return
         self._logged = self.step
-        record = self.means.mean() | self._current()  # no evaluation: that of an earlier step is not this one's
+        means = self.means.mean()
+        self._check(means)
+        record = means | self._current()  # no evaluation: that of an earlier step is not this one's
         self.metrics |= record
         self.log.write(record)
         self.progress.update(self.step, self.metrics)
@@ -238,24 +259,50 @@ class TrainingRun:
         mean, std, episodes = result.values()
         self.progress.message(f"evaluation at step {self.step:,}: {mean:.1f} ± {std:.1f} over {episodes:.0f} episodes")
         self.progress.update(self.step)
-        best = self.dir / "checkpoints" / "best"
-        if result["eval_return_mean"] > self.best_eval or not best.exists():  # a resumed run has none of its own yet
+        if result["eval_return_mean"] > self.best_eval or not self._has_best:  # a resumed run has none of its own yet
             self.best_eval = max(self.best_eval, result["eval_return_mean"])
-            self._write(best)
+            self._write(self.dir / "checkpoints" / "best", left_out=self.not_in_best, wait=False)
+            self._has_best = True
 
-    def save(self) -> Path:
-        """Write a checkpoint of everything that was kept, and let the oldest go."""
+    @property
+    def checkpoint_path(self) -> Path | None:
+        """The newest checkpoint; waits for one that is being written."""
+        self.saver.join()
+        return self._on_disk
+
+    def save(self, *, wait: bool = True) -> Path:
+        """Write a checkpoint of everything that was kept, and let the oldest go.
+
+        Without `wait` the path may not be there yet when this returns; what goes wrong is raised by the next save.
+        """
+        self.saver.wait()
         folder = self.dir / "checkpoints"
-        if self._saved != self.step:
-            self.checkpoint_path = self._write(folder / step_dir_name(self.step))
-            self._saved = self.step
-            prune_checkpoints(folder, self.config.keep_checkpoints)
-        assert self.checkpoint_path is not None
-        return self.checkpoint_path
+        path = folder / step_dir_name(self.step)
 
-    def _write(self, path: Path) -> Path:
+        def written() -> None:
+            self._on_disk = path
+            prune_checkpoints(folder, self.config.keep_checkpoints)
+
+        if self._on_disk != path:
+            self._check(self.means.read())  # a checkpoint is a good one, and may take the place of the last that was
+            self._write(path, wait=wait, then=written)
+        return path
+
+    def _write(
+        self, path: Path, *, wait: bool, left_out: Collection[str] = (), then: Callable[[], None] = lambda: None
+    ) -> None:
+        config, info = config_to_dict(self.config, self.controls), self._info(left_out)
+
+        def write(state: dict[str, State]) -> None:
+            save_checkpoint(path, state=state, config=config, info=info)
+            then()
+
+        parts = {name: part for name, part in self.parts.items() if name not in left_out}
+        self.saver.save(parts, write, wait=wait)
+
+    def _info(self, left_out: Collection[str]) -> dict[str, Any]:
         spaces = self.runner.spaces
-        info = {
+        return {
             "global_step": self.step,
             "algo": self.config.algo,
             "env_id": self.config.env_id,
@@ -266,9 +313,8 @@ class TrainingRun:
                 "env_observation": space_to_json(self.envs.layout.source),
                 "env_action": space_to_json(self.envs.single_action_space),
             },
+            "left_out": list(left_out),
         }
-        state = {name: part.state_dict() for name, part in self.parts.items()}
-        return save_checkpoint(path, state=state, config=config_to_dict(self.config, self.controls), info=info)
 
     def state_dict(self) -> State:
         return {
@@ -296,6 +342,7 @@ class TrainingRun:
         self._log()
         if not self.interrupted and self._evaluated != self.step:
             self.evaluate()
+        self.saver.wait()
         result = TrainResult(self.dir, path, dict(self.metrics))
         status = f"stopped: {self.stop_reason}" if self.stop_reason else "finished"
         update_metadata(self.dir, status=status, global_step=self.step)
@@ -312,6 +359,7 @@ class TrainingRun:
         self.progress.start(self.config.total_timesteps, title, self.step)
         for line in resume_notes(self):
             self.progress.message(line)
+        self._entered = True
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
@@ -323,8 +371,18 @@ class TrainingRun:
             closing.callback(self.log.close)
             closing.callback(self.progress.stop)
             if error is not None and not isinstance(error, TrainingInterrupted):
-                with contextlib.suppress(OSError):
-                    update_metadata(self.dir, status=f"failed: {type(error).__name__}: {error}")
+                self._note_failure(error)
+            try:
+                self.saver.wait()
+            except Exception as lost:
+                if error is None:
+                    self._note_failure(lost)
+                    raise
+                self.progress.message(f"the last checkpoint could not be written: {type(lost).__name__}: {lost}")
+
+    def _note_failure(self, error: BaseException) -> None:
+        with contextlib.suppress(OSError):
+            update_metadata(self.dir, status=f"failed: {type(error).__name__}: {error}")
 
 
 def resume_notes(run: TrainingRun) -> list[str]:
@@ -339,7 +397,12 @@ def resume_notes(run: TrainingRun) -> list[str]:
             f"{which} cannot give back their state and began new episodes: from here on the run is a valid "
             "continuation, but not bit for bit the one that was interrupted"
         )
-    return notes
+    return notes + [missing_note(run, name) for name in run.missing]
+
+
+def missing_note(run: TrainingRun, name: str) -> str:
+    assert run.resume is not None
+    return f"{run.resume.path} holds no {name}: it is filled anew, so the run is valid but not the same"
 
 
 def crossed(interval: int, before: int, now: int) -> bool:

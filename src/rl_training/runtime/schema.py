@@ -70,7 +70,8 @@ def _kwargs_schema(hyperparameters: type) -> dict[str, Any]:
         number = {"type": "number"} | _limits(field)
         for name in names_of(field.name):
             plain, schedule, warmup = (name + part for part in PARTS)
-            allowed = [number, {"$ref": "#/$defs/schedule"}, *([{"type": "null"}] if field.default is None else [])]
+            off = [{"type": "null"}] if field.default is None else []
+            allowed = [number, {"$ref": "#/$defs/schedule"}, *off, *([{"const": "auto"}] if field.auto else [])]
             properties[plain] = {"anyOf": allowed} | _notes(field)
             properties[schedule] = {"$ref": "#/$defs/schedule_or_word", "description": f"schedule of {name}"}
             properties[warmup] = {
@@ -86,8 +87,16 @@ def _limits(field: Field) -> dict[str, Any]:
 
 
 def _notes(field: Field) -> dict[str, Any]:
-    default = list(field.default) if isinstance(field.default, tuple) else field.default
-    return {"description": field.help, "default": default}
+    return {"description": field.help, "default": default_of(field)}
+
+
+def default_of(field: Field) -> Any:
+    """The default as a config would spell it."""
+    if field.schedule is not None:
+        return field.schedule()
+    if field.auto and field.default is None:
+        return "auto"
+    return list(field.default) if isinstance(field.default, tuple) else field.default
 
 
 def reference() -> str:
@@ -145,12 +154,20 @@ def _hyperparameter_table(hyperparameters: type) -> str:
             f"`{field.name}`",
             kind,
             _cell(type_name(field.hint)),
-            f"`{field.default}`",
+            f"`{default_text(field)}`",
             field.bounds,
             _cell(field.help),
         )
         rows.append(f"| {' | '.join(cells)} |")
     return "\n".join(rows)
+
+
+def default_text(field: Field) -> str:
+    """The same in one line, as YAML has it."""
+    default = default_of(field)
+    if not field.schedule:
+        return str(default)
+    return "{" + ", ".join(f"{key}: {value}" for key, value in default.items()) + "}"
 
 
 def _cell(text: str) -> str:

@@ -34,6 +34,7 @@ class Recipe:
     hyperparameters: type
     build: Callable[..., Algorithm]  # (spaces, hp, *, rng, device)
     box_actions: BoxActions = "clip"
+    raw_steps: bool = False  # whether steps are kept as they come and normalised when drawn: see EnvRunner
     actions: str = "Discrete, MultiDiscrete, MultiBinary, Box"
     observations: str = "Box (vectors, images), Discrete, MultiDiscrete, MultiBinary, Dict, Tuple"
 

@@ -28,6 +28,7 @@ from rl_training.types import Metrics, Spaces
 __all__ = ["ALGORITHMS", "evaluate_checkpoint", "load_policy", "predict_checkpoint", "resume_training", "train"]
 
 Extend = Literal["keep", "stretch"]
+ACTING = ("algorithm", "normalizer")  # the parts of a checkpoint that a policy needs
 
 
 def train(config: TrainConfig, *, callbacks: Sequence[Callback] = (), **options: Any) -> TrainResult:
@@ -77,7 +78,7 @@ def evaluate_checkpoint(
     path: str | Path, *, num_episodes: int | None = None, device: str = "auto", allow_import: bool = True
 ) -> Metrics:
     """Evaluate a checkpoint, or a run folder's newest, on fresh environments."""
-    checkpoint = open_checkpoint(path)
+    checkpoint = open_checkpoint(path, ACTING)
     config = config_of(checkpoint, allow_import=allow_import, device=device)
     policy = _policy(checkpoint, device)
     recipe = ALGORITHMS[config.algo].recipe
@@ -94,7 +95,7 @@ def evaluate_checkpoint(
 
 def load_policy(path: str | Path, *, device: str = "auto") -> Policy:
     """The trained policy, for use in a loop of your own; needs no environment."""
-    return _policy(open_checkpoint(path), device)
+    return _policy(open_checkpoint(path, ACTING), device)
 
 
 def predict_checkpoint(path: str | Path, obs: Any, *, deterministic: bool = True, device: str = "auto") -> Any:

@@ -1,0 +1,165 @@
+"""Deep Q-learning (Mnih et al., 2015), with double (arXiv:1509.06461) and dueling (1511.06581) networks, prioritized
+replay (1511.05952) and n-step returns as options."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from rl_training.algorithms.base import scalar, setting
+from rl_training.algorithms.optim import Adam, FlatParameters, gradient_step
+from rl_training.algorithms.replay_based import ReplayAlgorithm, ReplayHyperparameters
+from rl_training.data.replay import Replay
+from rl_training.models.acting import make_forward
+from rl_training.models.q_network import QNetwork
+from rl_training.types import Batch, Decision, Observation, Spaces, State
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+def exploration(exploration_fraction: float = 0.1, final_epsilon: float = 0.05) -> dict[str, Any]:
+    """From always to rarely, over the first part of training."""
+    if exploration_fraction == 0:
+        return {"kind": "constant", "start": final_epsilon}
+    duration = f"{100 * exploration_fraction:g}%"
+    return {"kind": "linear", "start": 1.0, "end": final_epsilon, "duration": duration}
+
+
+def annealing() -> dict[str, Any]:
+    """The full correction matters most at the end, when learning converges (section 3.4 of Schaul et al.)."""
+    return {"kind": "linear", "start": 0.4, "end": 1.0}
+
+
+@dataclass(frozen=True)
+class DQNHyperparameters(ReplayHyperparameters):
+    hidden_sizes: tuple[int, ...] = setting((64, 64), "hidden layers; unused for a single image", low=1)
+    buffer_capacity: int = setting(100_000, "env steps kept; the end of an episode takes the room of one more", low=1)
+    batch_size: int = setting(32, "transitions per gradient step", low=1)
+    learning_starts: int = setting(1_000, "env steps of uniformly random actions before the first gradient step", low=0)
+    double: bool = setting(False, "the network itself chooses the next action, which the target network then values")
+    dueling: bool = setting(False, "value and advantages are separate streams of the network")
+    prioritized: bool = setting(False, "transitions are drawn in proportion to their last error")
+    priority_exponent: float = setting(0.6, "0 draws all alike, 1 in proportion; for prioritized", low=0.0, high=1.0)
+    exploration_fraction: float = setting(0.1, "part of training in which epsilon falls from 1", low=0.0, high=1.0)
+    final_epsilon: float = setting(0.05, "epsilon from then on", low=0.0, high=1.0)
+    eval_epsilon: float = setting(0.0, "probability of a random action in evaluation", low=0.0, high=1.0)
+    learning_rate: float = scalar(1e-4, "step size of the optimizer")
+    tau: float = scalar(1.0, "how far the target network moves to the network each time: 1 copies it", high=1.0)
+    utd_ratio: float = scalar(0.25, "gradient steps per env step, however many environments")
+    train_frequency: int = scalar(4, "env steps between bursts of gradient steps", low=1)
+    target_update_interval: int = scalar(10_000, "env steps between moves of the target network", low=1)
+    epsilon: float = scalar(1.0, "probability of a random action, in each environment", high=1.0, schedule=exploration)
+    n_step: int = scalar(1, "steps whose rewards are summed before the value of what follows", low=1)
+    beta: float = scalar(
+        0.4, "how far importance weights correct, 1: fully", high=1.0, schedule=annealing, needs="prioritized"
+    )
+    max_grad_norm: float | None = scalar(10.0, "longer gradients are scaled down to this norm; None: never")
+
+
+class DQN(ReplayAlgorithm):
+    Hyperparameters = DQNHyperparameters
+    hp: DQNHyperparameters
+    PRIORITY_FLOOR = 1e-6  # so that no transition is lost for good
+
+    def __init__(
+        self,
+        model: QNetwork,
+        spaces: Spaces,
+        hp: DQNHyperparameters,
+        *,
+        rng: np.random.Generator,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        super().__init__(spaces, hp, rng=rng, device=device)
+        self.model, self.target_model = model.to(self.device), deepcopy(model).to(self.device)
+        self.num_parameters = sum(p.numel() for p in model.parameters())
+        self.optimizer = Adam(FlatParameters(self.model.parameters()), eps=1e-8)
+        self.target = FlatParameters(self.target_model.parameters())
+        self.forward = make_forward(self.model.encoder, self.model.head)
+        self.synced = 0  # env steps at the last move of the target network
+
+    @classmethod
+    def build(cls, spaces: Spaces, hp: DQNHyperparameters, *, rng: np.random.Generator, device: torch.device) -> Self:
+        model = QNetwork(spaces, hp.hidden_sizes, hp.activation, dueling=hp.dueling)
+        return cls(model, spaces, hp, rng=rng, device=device)
+
+    @property
+    def priority_exponent(self) -> float | None:
+        return self.hp.priority_exponent if self.hp.prioritized else None
+
+    def act(self, obs: Observation, memory: Any, *, explore: bool, rng: np.random.Generator) -> Decision:
+        """Epsilon-greedy, with a coin for each environment, which also says which action where it falls so."""
+        (q,) = self.forward(obs)
+        action = q.argmax(-1)
+        epsilon = self.hp.epsilon if explore else self.hp.eval_epsilon
+        if epsilon > 0:
+            coin = rng.random(len(q)) / epsilon
+            np.copyto(action, (coin * q.shape[-1]).astype(action.dtype), where=coin < 1.0)
+        return Decision(action, memory, {})
+
+    def learn(self, replay: Replay) -> dict[str, list[Tensor]]:
+        if replay.added - self.synced >= self.hp.target_update_interval:
+            self.move_target()
+            self.synced = replay.added
+        return super().learn(replay)
+
+    def move_target(self) -> None:
+        self.target.vector.lerp_(self.optimizer.parameters.vector, self.hp.tau)
+
+    def one_step(self, replay: Replay) -> dict[str, Tensor]:
+        batch = self.sample(replay, n_step=self.hp.n_step, beta=self.hp.beta)
+        report, error = self.update(batch)
+        if self.hp.prioritized:
+            priority = error.abs().double().cpu().numpy() + self.PRIORITY_FLOOR
+            replay.set_priorities(batch["index"].cpu().numpy(), priority)
+        return report
+
+    def update(self, batch: Batch) -> tuple[dict[str, Tensor], Tensor]:
+        """One gradient step; returns what to report, and the errors Q - target [B]."""
+        hp = self.hp
+        target = self.targets(batch)
+        q = self.model(batch["obs"]).gather(1, batch["action"].unsqueeze(1)).squeeze(1)
+        loss = huber(q, target, batch.get("weight"))
+        norm = gradient_step(self.optimizer, loss, lr=hp.learning_rate, max_grad_norm=hp.max_grad_norm)
+        q = q.detach()
+        return {"loss": loss.detach(), "q_value": q.mean(), "grad_norm": norm}, q - target
+
+    @torch.no_grad()
+    def targets(self, batch: Batch) -> Tensor:
+        """[B] reward + discount * max_a Q'(next_obs, a); double: Q' of the action that is best by Q."""
+        next_q = self.target_model(batch["next_obs"])
+        if self.hp.double:
+            best = self.model(batch["next_obs"]).argmax(1, keepdim=True)
+            value = next_q.gather(1, best).squeeze(1)
+        else:
+            value = next_q.amax(1)
+        return cast(Tensor, batch["reward"] + batch["discount"] * value)
+
+    def state_dict(self) -> State:
+        return super().state_dict() | {
+            "model": self.model.state_dict(),
+            "target_model": self.target_model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "synced": self.synced,
+        }
+
+    def load_state_dict(self, state: State) -> None:
+        super().load_state_dict(state)
+        self.model.load_state_dict(state["model"])
+        self.target_model.load_state_dict(state["target_model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.synced = state["synced"]
+
+
+def huber(q: Tensor, target: Tensor, weight: Tensor | None) -> Tensor:
+    """Half the squared error up to one, linear beyond: the mean over the batch, or of the weighted errors."""
+    if weight is None:
+        return F.smooth_l1_loss(q, target)
+    return (weight * F.smooth_l1_loss(q, target, reduction="none")).mean()

@@ -1,0 +1,103 @@
+"""What the algorithms share that learn from a replay: when to learn, from what, and the state to save."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import gymnasium as gym
+import numpy as np
+import torch
+from torch import Tensor
+
+from rl_training.algorithms.base import Tunable, scalar, setting
+from rl_training.data.batch import to_device
+from rl_training.data.replay import Replay
+from rl_training.types import Batch, Spaces, State
+
+
+@dataclass(frozen=True)
+class ReplayHyperparameters:
+    hidden_sizes: tuple[int, ...] = setting((256, 256), "hidden layers of each network", low=1)
+    activation: Literal["tanh", "relu", "elu", "silu"] = setting("relu", "activation of the hidden layers")
+    buffer_capacity: int = setting(1_000_000, "env steps kept; the end of an episode takes the room of one more", low=1)
+    batch_size: int = setting(256, "transitions per gradient step", low=1)
+    learning_starts: int = setting(100, "env steps of uniformly random actions before the first gradient step", low=0)
+    learning_rate: float = scalar(3e-4, "step size of the optimizer")
+    gamma: float = scalar(0.99, "discount per step", high=1.0)
+    tau: float = scalar(0.005, "how far the target network moves to the network each time: 1 copies it", high=1.0)
+    utd_ratio: float = scalar(1.0, "gradient steps per env step, however many environments")
+    train_frequency: int = scalar(1, "env steps between bursts of gradient steps", low=1)
+
+
+class ReplayAlgorithm(Tunable):
+    """Counts in env steps: `utd_ratio` of them give a gradient step, however many environments and however bundled."""
+
+    hp: Any
+
+    def __init__(self, spaces: Spaces, hp: Any, *, rng: np.random.Generator, device: torch.device | str) -> None:
+        self.spaces, self.hp, self.rng, self.device = spaces, hp, rng, torch.device(device)
+        self.gradient_steps = 0
+        self.learned = 0  # env steps that have been paid for with gradient steps
+        self.owed = 0.0  # the fraction of a gradient step that is left of them
+
+    def make_replay(self, num_envs: int) -> Replay:
+        """The replay this algorithm learns from."""
+        stacked = isinstance(self.spaces.observation, gym.spaces.Box)
+        return Replay(
+            self.hp.buffer_capacity,
+            num_envs,
+            frame_stack=self.spaces.frame_stack if stacked else 1,
+            priority_exponent=self.priority_exponent,
+        )
+
+    @property
+    def priority_exponent(self) -> float | None:
+        """None: all transitions are drawn alike."""
+        return None
+
+    def learn(self, replay: Replay) -> dict[str, list[Tensor]]:
+        """The gradient steps that are due; what they report stays on the device."""
+        reports: dict[str, list[Tensor]] = {}
+        for _ in range(self.steps_due(replay.added)):
+            for name, value in self.one_step(replay).items():
+                reports.setdefault(name, []).append(value)
+            self.gradient_steps += 1
+        return reports
+
+    def steps_due(self, added: int) -> int:
+        """Gradient steps to take after `added` env steps: none before learning starts, and nothing to catch up then."""
+        hp = self.hp
+        if added < hp.learning_starts:
+            self.learned = added
+            return 0
+        new = added - self.learned
+        if new < hp.train_frequency:
+            return 0
+        self.learned = added
+        self.owed += new * hp.utd_ratio
+        due = int(self.owed + 1e-9)  # ten times 0.1 is one
+        self.owed -= due
+        return due
+
+    def sample(self, replay: Replay, **how: Any) -> Batch:
+        """A batch on the device."""
+        batch = replay.sample(self.hp.batch_size, self.rng, gamma=self.hp.gamma, **how)
+        return to_device(batch, self.device)  # type: ignore[no-any-return]
+
+    def one_step(self, replay: Replay) -> dict[str, Tensor]:
+        """One gradient step; returns numbers to report, without waiting for them."""
+        raise NotImplementedError
+
+    def state_dict(self) -> State:
+        return {
+            "rng": self.rng.bit_generator.state,
+            "gradient_steps": self.gradient_steps,
+            "learned": self.learned,
+            "owed": self.owed,
+        }
+
+    def load_state_dict(self, state: State) -> None:
+        self.rng.bit_generator.state = state["rng"]
+        self.gradient_steps = state["gradient_steps"]
+        self.learned, self.owed = state["learned"], state["owed"]

@@ -1,0 +1,46 @@
+"""Which transitions are worth learning from again: prioritized replay (Schaul et al., arXiv:1511.05952)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rl_training.ops.sum_tree import find, make_tree, set_leaves
+from rl_training.types import Array, State
+
+
+class Priorities:
+    """P(i) = p_i^a / sum_k p_k^a over `size` places, of which those with priority zero are empty."""
+
+    def __init__(self, size: int, exponent: float) -> None:
+        self.exponent = exponent
+        self.tree = make_tree(size)
+        self.leaves = self.tree[len(self.tree) // 2 :][:size]  # p^a
+        self.largest = 1.0  # what a new transition gets, so that each is drawn soon
+
+    def add(self, index: Array) -> None:
+        set_leaves(self.tree, index, np.full(len(index), self.largest**self.exponent))
+
+    def remove(self, index: Array) -> None:
+        set_leaves(self.tree, index, np.zeros(len(index)))
+
+    def set(self, index: Array, priority: Array) -> None:
+        priority = np.asarray(priority, np.float64)
+        set_leaves(self.tree, index, priority**self.exponent)
+        self.largest = max(self.largest, float(priority.max(initial=0.0)))
+
+    def draw(self, count: int, rng: np.random.Generator, beta: float, size: int) -> tuple[Array, Array]:
+        """(places [B], one from each of B equal shares of the total; their weights (size P)^-beta / max [B])"""
+        total = self.tree[1]
+        index = find(self.tree, (np.arange(count) + rng.random(count)) * (total / count))
+        weight = (self.leaves[index] * (size / total)) ** -beta
+        return index, (weight / weight.max()).astype(np.float32)
+
+    def state_dict(self) -> State:
+        """Only the places in use."""
+        used = np.flatnonzero(self.leaves)
+        return {"index": used, "leaf": self.leaves[used], "largest": self.largest}
+
+    def load_state_dict(self, state: State) -> None:
+        self.tree[:] = 0.0
+        set_leaves(self.tree, np.array(state["index"]), np.array(state["leaf"]))
+        self.largest = state["largest"]

@@ -1,0 +1,329 @@
+"""Experience kept for long: one ring of rows per environment, from which transitions are drawn.
+
+An episode of L steps takes L + 1 rows: one per step, and one for the observation it ended with. What a step led to is
+therefore the observation of the next row, and every observation is stored once. Of stacked frames a row holds the
+newest; the others of an episode's first stack stand in rows of their own before it, so that any padding is exact.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import torch
+
+from rl_training.config import InputError
+from rl_training.data.batch import tree_map
+from rl_training.types import Array, Batch, Observation, State, Step
+
+if TYPE_CHECKING:
+    from rl_training.data.priorities import Priorities
+
+NOT_STORED = ("obs", "next_obs", "first", "live")
+GAP = 16  # one part in so many is spare: it is written to while a checkpoint reads the rest
+
+
+class Scaling(Protocol):
+    """Statistics that change as training goes on: what is stored is raw, what is drawn is scaled by those of today."""
+
+    def observation(self, obs: Observation) -> Observation: ...
+    def scale_reward(self, reward: Array) -> Array: ...
+
+
+class Replay:
+    """The newest `capacity` rows of `num_envs` environments; `priority_exponent` None draws uniformly.
+
+    Arrays are [N * R, ...], the R rows of an environment one after the other; a place is an index into them. `rows` of
+    each environment's can be drawn, the others leave room to write while a checkpoint is read.
+    """
+
+    def __init__(
+        self,
+        capacity: int,
+        num_envs: int,
+        *,
+        frame_stack: int = 1,
+        priority_exponent: float | None = None,
+        scaling: Scaling | None = None,
+    ) -> None:
+        self.num_envs, self.stack, self.scaling = num_envs, frame_stack, scaling
+        self.rows = -(-capacity // num_envs)
+        self.gap = max(frame_stack, self.rows // GAP) + 1
+        self.ring = self.rows + self.gap
+        self.added = self.size = 0  # env steps ever seen, and transitions that can be drawn now
+        self.obs: Any = None  # allocated with the first step
+        self.columns: dict[str, Array] = {}  # action, reward, terminated, truncated, extras
+        self.cursor = np.zeros(num_envs, np.int64)  # [N] rows ever begun; the row that the next step is written to
+        self.under_way = np.zeros(num_envs, bool)  # [N] whether that row has its observation already
+        places = num_envs * self.ring
+        self.valid = np.zeros(places, bool)  # the transitions that can be drawn
+        self.priorities = None if priority_exponent is None else _priorities(places, priority_exponent)
+        self._envs = np.arange(num_envs)
+        self._held: list[Array] = []  # the cursors at the time of each checkpoint that is being written
+        self._released = threading.Condition()
+
+    def add(self, step: Step) -> None:
+        """Keep one step of every environment, without the dead rows."""
+        if self.obs is None:
+            self._allocate(step)
+        env = self._envs
+        if "live" in step:
+            env = np.flatnonzero(step["live"])
+            step = {key: tree_map(lambda x: x[env], value) for key, value in step.items() if key != "live"}
+        self._begin(step, env)
+        place = self._place(env)
+        for name, column in self.columns.items():
+            column[place] = step[name]
+        self.valid[place] = True
+        if self.priorities:
+            self.priorities.add(place)
+        self.size += len(env)
+        self.added += len(env)
+        self.cursor[env] += 1
+        self._write_obs(env, step["next_obs"])
+        ended = step["terminated"] | step["truncated"]
+        if ended.any():
+            self.under_way[env[ended]] = False
+            self._pass(env[ended])
+
+    def _begin(self, step: Step, env: Array) -> None:
+        """Write the observation that an episode begins with; elsewhere the step before has done so."""
+        under_way = self.under_way[env]
+        starts = step["first"] | ~under_way
+        if not starts.any():
+            return
+        # Under way and yet at its beginning: an environment that could not be restored left an episode open.
+        cut = env[starts & under_way]
+        self.columns["truncated"][self._place(cut, -1)] = True
+        self._pass(cut)
+        env, obs = env[starts], tree_map(lambda x: x[starts], step["obs"])
+        for frame in range(self.stack - 1):
+            self._write_obs(env, obs, frame)
+            self._pass(env)
+        self._write_obs(env, obs)
+        self.under_way[env] = True
+
+    def _pass(self, env: Array) -> None:
+        """Leave the rows at the cursors without a step, and without what they held a round ago."""
+        for column in self.columns.values():
+            column[self._place(env)] = 0
+        self.cursor[env] += 1
+
+    def _place(self, env: Array, offset: int = 0) -> Array:
+        """The places at the cursors of these environments."""
+        place: Array = env * self.ring + (self.cursor[env] + offset) % self.ring
+        return place
+
+    def _write_obs(self, env: Array, obs: Observation, frame: int = -1) -> None:
+        """Write observations, or a frame of each, at the cursors; what is now too old cannot be drawn any more."""
+        if self._held:
+            self._wait(env)
+        place = self._place(env)
+        if isinstance(obs, dict):
+            for key, value in obs.items():
+                self.obs[key][place] = value
+        else:
+            self.obs[place] = obs if self.stack == 1 else obs[:, frame]
+        old = self._place(env, -self.rows - 1)
+        was = self.valid[old]
+        if was.any():
+            self.valid[old] = False
+            self.size -= int(was.sum())
+            if self.priorities:
+                self.priorities.remove(old[was])
+
+    def sample(
+        self, batch_size: int, rng: np.random.Generator, *, gamma: float, n_step: int = 1, beta: float = 1.0
+    ) -> Batch:
+        """Transitions [B]: obs, action, reward, discount, next_obs, index, and weight where there are priorities.
+
+        `reward` is the sum of up to n_step discounted ones, as far as the episode and what is known of it go, and
+        `discount` what the value of `next_obs` counts: gamma to the number of steps, 0 where the last one terminated.
+        """
+        index, weight = self.draw(batch_size, rng, beta)
+        batch = self.transitions(index, gamma=gamma, n_step=n_step)
+        if weight is not None:
+            batch["weight"] = torch.from_numpy(weight)
+        return batch
+
+    def draw(self, count: int, rng: np.random.Generator, beta: float = 1.0) -> tuple[Array, Array | None]:
+        """(places of transitions [B], their importance weights [B]; None where all are equal)"""
+        if not self.size:
+            raise ValueError("the replay is empty: add a step before drawing from it")
+        if self.priorities:
+            return self.priorities.draw(count, rng, beta, self.size)
+        written = int(min(self.cursor.max() + 1, self.ring))  # rows, of the environment that has the most
+        index = self._uniform(count, written, rng)
+        while (wrong := np.flatnonzero(~self.valid[index])).size:
+            index[wrong] = self._uniform(len(wrong), written, rng)
+        return index, None
+
+    def _uniform(self, count: int, written: int, rng: np.random.Generator) -> Array:
+        draw = rng.integers(0, self.num_envs * written, count)
+        return draw if written == self.ring or self.num_envs == 1 else draw // written * self.ring + draw % written
+
+    def set_priorities(self, index: Array, priority: Array) -> None:
+        """Give the transitions [B] of a batch new priorities [B]; those that have left meanwhile get none."""
+        assert self.priorities is not None
+        there = self.valid[index]
+        self.priorities.set(index[there], priority[there])
+
+    def transitions(self, index: Array, *, gamma: float, n_step: int = 1) -> Batch:
+        """What `sample` gives, for transitions [B] of one's choice."""
+        reward, last, steps = self._n_step(index, gamma, n_step)
+        batch = {
+            "obs": self._observations(index),
+            "next_obs": self._observations(self._after(last, 1)),
+            "reward": reward,
+            "discount": np.where(self.columns["terminated"][last], 0.0, gamma**steps).astype(np.float32),
+            "index": index,
+        }
+        for name in self.columns.keys() - {"reward", "terminated", "truncated"}:
+            batch[name] = self.columns[name][index]
+        return tree_map(torch.from_numpy, batch)  # type: ignore[no-any-return]
+
+    def _n_step(self, index: Array, gamma: float, n_step: int) -> tuple[Array, Array, Array]:
+        """(discounted reward [B], the last step's place [B], number of steps [B])
+
+        The row after an episode's last step, like that after the newest one, is no transition: there the sum ends.
+        """
+        reward, last, steps = self._reward(index), index, np.ones(len(index), np.int64)
+        for k in range(1, n_step):
+            following = self._after(index, k)
+            goes_on = (steps == k) & self.valid[following]
+            reward = reward + np.where(goes_on, np.float32(gamma**k) * self._reward(following), np.float32(0))
+            last, steps = np.where(goes_on, following, last), steps + goes_on
+        return reward, last, steps
+
+    def _after(self, index: Array, offset: int | Array) -> Array:
+        """The places so many rows later, in the same environments' rings."""
+        begin = index // self.ring * self.ring
+        after: Array = begin + (index - begin + offset) % self.ring
+        return after
+
+    def _reward(self, index: Array) -> Array:
+        reward: Array = self.columns["reward"][index]
+        return self.scaling.scale_reward(reward) if self.scaling else reward
+
+    def _observations(self, index: Array) -> Observation:
+        if self.stack > 1:
+            index = self._after(index[:, None], np.arange(1 - self.stack, 1))
+        obs: Observation = tree_map(lambda x: x[index], self.obs)
+        return self.scaling.observation(obs) if self.scaling else obs
+
+    def _allocate(self, step: Step) -> None:
+        obs = tree_map(lambda x: x[:, -1], step["obs"]) if self.stack > 1 else step["obs"]
+        stored = {key: value for key, value in step.items() if key not in NOT_STORED}
+        self._check_memory({"obs": obs, **stored})
+        self.obs = tree_map(self._empty, obs)
+        self.columns = {key: self._empty(value) for key, value in stored.items()}
+
+    def _empty(self, like: Array) -> Array:
+        return np.zeros((self.num_envs * self.ring, *like.shape[1:]), like.dtype)
+
+    def _check_memory(self, row: Any) -> None:
+        sizes: list[int] = []
+        tree_map(lambda x: sizes.append(x.nbytes // len(x)), row)
+        needed, there = sum(sizes) * self.ring * self.num_envs, _physical_memory()
+        if there and needed > there:
+            raise InputError(
+                f"buffer_capacity: a replay of {self.rows * self.num_envs:,} steps takes {needed / 1e9:,.1f} GB, and "
+                f"this machine has {there / 1e9:,.1f} GB: lower buffer_capacity"
+            )
+
+    def hold(self) -> Callable[[], None]:
+        """Keep what `state_dict` gives as it is, until the function returned is called; from any thread."""
+        cursor = self.cursor.copy()
+        self._held.append(cursor)
+
+        def release() -> None:
+            with self._released:
+                self._held = [other for other in self._held if other is not cursor]
+                self._released.notify_all()
+
+        return release
+
+    def _wait(self, env: Array) -> None:
+        """Where the row at the cursor still belongs to a checkpoint that is being written, wait for that."""
+
+        def free() -> bool:
+            return not any((self.cursor[env] - self.ring >= self._oldest(held)[env]).any() for held in self._held)
+
+        with self._released:
+            self._released.wait_for(free)
+
+    def _oldest(self, cursor: Array) -> Array:
+        """[N] The oldest rows needed by what can be drawn at these cursors, stacked frames included."""
+        oldest: Array = np.maximum(0, cursor - self.rows - (self.stack - 1))
+        return oldest
+
+    def _slices(self, end: Array) -> list[slice]:
+        """Where the rows lie from the oldest needed one up to `end` [N], environment by environment."""
+        slices = []
+        for env, (start, stop) in enumerate(zip(self._oldest(self.cursor).tolist(), end.tolist(), strict=True)):
+            base, first, last = env * self.ring, start % self.ring, (stop - 1) % self.ring + 1
+            if stop > start and first < last:
+                slices.append(slice(base + first, base + last))
+            elif stop > start:
+                slices += [slice(base + first, base + self.ring), slice(base, base + last)]
+        return slices
+
+    def state_dict(self) -> State:
+        """What is held, as views of the ring: see `hold`."""
+        state: State = {
+            "rows": self.rows,
+            "added": self.added,
+            "cursor": self.cursor.copy(),
+            "under_way": self.under_way.copy(),
+            "priorities": self.priorities.state_dict() if self.priorities else None,
+        }
+        if self.obs is None:
+            return state
+        # The row at the cursor has an observation where an episode is under way, but is no transition yet.
+        seen, stepped = self._slices(self.cursor + self.under_way), self._slices(self.cursor)
+        return state | {
+            "obs": tree_map(lambda x: [x[part] for part in seen], self.obs),
+            "columns": {key: [column[part] for part in stepped] for key, column in self.columns.items()},
+            "valid": [self.valid[part].copy() for part in stepped],
+        }
+
+    def load_state_dict(self, state: State) -> None:
+        if state["rows"] != self.rows or len(state["cursor"]) != self.num_envs:
+            raise InputError(
+                f"the saved replay has {state['rows']:,} rows for each of {len(state['cursor'])} environments, this "
+                f"one {self.rows:,} for {self.num_envs}: keep buffer_capacity and num_envs when resuming"
+            )
+        self.cursor, self.under_way = np.array(state["cursor"]), np.array(state["under_way"])
+        self.added = state["added"]
+        if "obs" not in state:
+            return
+        seen, stepped = self._slices(self.cursor + self.under_way), self._slices(self.cursor)
+        self.obs = tree_map(lambda parts: self._filled(parts, seen), state["obs"])
+        self.columns = {key: self._filled(parts, stepped) for key, parts in state["columns"].items()}
+        self.valid = self._filled(state["valid"], stepped)
+        self.size = int(self.valid.sum())
+        if self.priorities:
+            self.priorities.load_state_dict(state["priorities"])
+
+    def _filled(self, parts: list[Array], slices: list[slice]) -> Array:
+        array = self._empty(parts[0])
+        for part, rows in zip(slices, parts, strict=True):
+            array[part] = rows
+        return array
+
+
+def _priorities(places: int, exponent: float) -> Priorities:
+    from rl_training.data.priorities import Priorities  # numba takes longer to import than all the rest
+
+    return Priorities(places, exponent)
+
+
+def _physical_memory() -> int:
+    """Bytes; 0 where the system does not say."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return 0

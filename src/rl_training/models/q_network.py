@@ -1,0 +1,60 @@
+"""The value of every action, from one look at the observation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+import gymnasium as gym
+from torch import Tensor, nn
+
+from rl_training.config import InputError
+from rl_training.models.networks import Activation, NatureCNN, make_encoder, mlp
+from rl_training.types import Spaces, TensorTree
+
+
+class QNetwork(nn.Module):
+    """A perceptron on the encoded observation; on a single image the Nature CNN, whose one hidden layer has 512 units.
+
+    dueling (Wang et al., arXiv:1511.06581): Q = V + A - mean A, from two perceptrons. The gradient that enters the
+    convolutions is not scaled by 1/sqrt(2), as it was in the paper: clipping its norm does for stability.
+    """
+
+    def __init__(
+        self,
+        spaces: Spaces,
+        hidden_sizes: Sequence[int] = (64, 64),
+        activation: Activation = "relu",
+        *,
+        dueling: bool = False,
+    ) -> None:
+        super().__init__()
+        if not isinstance(spaces.action, gym.spaces.Discrete):
+            raise InputError(
+                f"a value for each action needs Discrete actions, not {spaces.action}: use sac or ppo, or a "
+                "gymnasium.ActionWrapper that offers a choice of actions"
+            )
+        actions = int(spaces.action.n)
+        self.encoder = make_encoder(spaces.observation, "torch")
+        if isinstance(self.encoder, NatureCNN):
+            assert isinstance(spaces.observation, gym.spaces.Box)
+            self.encoder, hidden_sizes = NatureCNN(spaces.observation, "torch", dense=False), (512,)
+        heads = (1, actions) if dueling else (actions,)
+        streams = [mlp([self.encoder.size, *hidden_sizes, out], activation, init="torch") for out in heads]
+        self.head = Dueling(*streams) if dueling else streams[0]
+
+    def forward(self, obs: TensorTree) -> Tensor:
+        """[B, A] values at observations [B, ...]."""
+        return cast(Tensor, self.head(self.encoder(obs)))
+
+
+class Dueling(nn.Module):
+    def __init__(self, value: nn.Module, advantage: nn.Module) -> None:
+        super().__init__()
+        self.value, self.advantage = value, advantage
+
+    def forward(self, features: Tensor) -> Tensor:
+        value, advantage = self.value(features), self.advantage(features)
+        return cast(Tensor, value + advantage - advantage.mean(-1, keepdim=True))
+
+

@@ -1,0 +1,105 @@
+"""The networks of soft actor-critic: a squashed Gaussian policy, and twin critics that run as one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from copy import deepcopy
+from functools import partial
+from itertools import pairwise
+from typing import cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from rl_training.models.networks import Activation, make_encoder, mlp
+from rl_training.ops.distributions import Numbers, TanhGaussian
+from rl_training.types import Spaces, TensorTree
+
+LOG_STD_RANGE = (-20.0, 2.0)
+IN_PLACE: dict[str, Callable[[Tensor], Tensor]] = {
+    "tanh": torch.tanh_,
+    "relu": torch.relu_,
+    "elu": partial(F.elu, inplace=True),
+    "silu": partial(F.silu, inplace=True),
+}
+
+
+class SACModel(nn.Module):
+    """Actor and critics with encoders of their own, the critics' slowly moving copy, and the entropy's weight."""
+
+    def __init__(
+        self,
+        spaces: Spaces,
+        hidden_sizes: Sequence[int] = (256, 256),
+        activation: Activation = "relu",
+        *,
+        initial_alpha: float = 1.0,
+    ) -> None:
+        super().__init__()
+        self.actor = Actor(spaces, hidden_sizes, activation)
+        self.critic = TwinCritic(spaces, hidden_sizes, activation)
+        self.target_critic = deepcopy(self.critic)
+        self.log_alpha = nn.Parameter(torch.tensor(math.log(initial_alpha)))
+
+
+class Actor(nn.Module):
+    """Actions are vectors here, whatever the shape of their Box."""
+
+    def __init__(self, spaces: Spaces, hidden_sizes: Sequence[int], activation: Activation) -> None:
+        super().__init__()
+        assert spaces.action.shape is not None
+        self.encoder = make_encoder(spaces.observation, "torch")
+        outputs = 2 * math.prod(spaces.action.shape)
+        self.network = mlp([self.encoder.size, *hidden_sizes, outputs], activation, init="torch")
+
+    def forward(self, obs: TensorTree) -> TanhGaussian:
+        """The policy at observations [B, ...], over actions [B, A]."""
+        return self.policy(self.network(self.encoder(obs)))
+
+    @staticmethod
+    def policy(output: Numbers) -> TanhGaussian:
+        """From the network's output [B, 2 A], means before deviations; an ndarray will do."""
+        size = output.shape[-1] // 2
+        return TanhGaussian(output[..., :size], output[..., size:].clip(*LOG_STD_RANGE))
+
+
+class TwinCritic(nn.Module):
+    """Two values of an action, from one encoder. Unlike on-policy networks these keep their hidden layers on images:
+    without any, the best action would be the same in every state."""
+
+    def __init__(self, spaces: Spaces, hidden_sizes: Sequence[int], activation: Activation) -> None:
+        super().__init__()
+        assert spaces.action.shape is not None
+        self.encoder = make_encoder(spaces.observation, "torch")
+        self.network = TwinMLP([self.encoder.size + math.prod(spaces.action.shape), *hidden_sizes, 1], activation)
+
+    def forward(self, obs: TensorTree, action: Tensor) -> Tensor:
+        """[2, B] values of actions [B, A] at observations [B, ...]."""
+        return cast(Tensor, self.network(torch.cat([self.encoder(obs), action], -1)).squeeze(-1))
+
+
+class TwinMLP(nn.Module):
+    """Two perceptrons on the same input [B, in], which give [2, B, out].
+
+    Each pair of layers is one batched product, which is faster than two; activations need no memory of their own.
+    """
+
+    def __init__(self, sizes: Sequence[int], activation: Activation) -> None:
+        super().__init__()
+        self.activation = IN_PLACE[activation]
+        self.layers: list[tuple[nn.Parameter, nn.Parameter]] = []  # a ParameterList takes as long as a small product
+        for i, (fan_in, fan_out) in enumerate(pairwise(sizes)):
+            bound = 1 / math.sqrt(fan_in)  # as nn.Linear has it
+            weight = nn.Parameter(torch.empty(2, fan_in, fan_out).uniform_(-bound, bound))
+            bias = nn.Parameter(torch.empty(2, 1, fan_out).uniform_(-bound, bound))
+            self.register_parameter(f"weight{i}", weight)
+            self.register_parameter(f"bias{i}", bias)
+            self.layers.append((weight, bias))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.expand(2, -1, -1)
+        for i, (weight, bias) in enumerate(self.layers):
+            x = torch.baddbmm(bias, self.activation(x) if i else x, weight)
+        return x

@@ -1,0 +1,48 @@
+"""A sum tree: weights of which one is drawn in proportion, or changed, in O(log n) (Schaul et al., arXiv:1511.05952).
+
+A tree is an array [2 * leaves], leaves a power of two: node i is the sum of nodes 2i and 2i + 1, leaf j is node
+leaves + j, node 1 is the sum of all.
+"""
+
+from __future__ import annotations
+
+import numba
+import numpy as np
+
+from rl_training.types import Array
+
+
+def make_tree(size: int) -> Array:
+    """A tree of at least `size` leaves, all zero."""
+    return np.zeros(2 << max(size - 1, 0).bit_length(), np.float64)
+
+
+@numba.njit(cache=True, nogil=True)
+def set_leaves(tree: Array, index: Array, value: Array) -> None:
+    """Set leaves index [B] to value [B]; the sums above are added anew, so that no rounding error gathers."""
+    leaves = len(tree) // 2
+    for k in range(len(index)):
+        node = leaves + index[k]
+        tree[node] = value[k]
+        while node > 1:
+            node //= 2
+            tree[node] = tree[2 * node] + tree[2 * node + 1]
+
+
+@numba.njit(cache=True, nogil=True)
+def find(tree: Array, mass: Array) -> Array:
+    """The leaves [B] in whose share of the total the masses [B] fall; never one of weight zero."""
+    leaves = len(tree) // 2
+    found = np.empty(len(mass), np.int64)
+    for k in range(len(mass)):
+        node, rest = 1, mass[k]
+        while node < leaves:
+            left = tree[2 * node]
+            # The second condition: rounding may leave a mass that is just beyond the last weight.
+            if rest < left or tree[2 * node + 1] == 0.0:
+                node = 2 * node
+            else:
+                rest -= left
+                node = 2 * node + 1
+        found[k] = node - leaves
+    return found

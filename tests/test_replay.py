@@ -1,0 +1,368 @@
+"""A replay gives what a slow one that keeps whole observations would give, of exactly the steps that it should hold."""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from naive_replay import Ends, Make, NaiveReplay, Transition, frame, parts, stream, vector
+from rl_training.data.batch import tree_map
+from rl_training.data.replay import Replay
+from rl_training.types import Array, Batch
+
+GAMMA = 0.9
+
+
+def leaves(tree: Any) -> list[Any]:
+    if isinstance(tree, dict):
+        return [leaf for branch in tree.values() for leaf in leaves(branch)]
+    return [leaf for branch in tree for leaf in leaves(branch)] if isinstance(tree, list) else [tree]
+
+
+def row(tree: Any, i: int) -> Any:
+    return tree_map(lambda x: x[i].numpy(), tree)
+
+
+def names(batch: Batch) -> Array:
+    """The number of the step that each row was drawn from."""
+    return batch["action"].reshape(len(batch["action"]), -1)[:, 0].numpy().astype(np.int64)
+
+
+def assert_equal(actual: Any, expected: Any) -> None:
+    if isinstance(expected, dict):
+        assert list(actual) == list(expected)
+        for key, value in expected.items():
+            assert_equal(actual[key], value)
+    else:
+        assert actual.dtype == expected.dtype
+        assert actual.shape == expected.shape
+        np.testing.assert_array_equal(actual, expected)
+
+
+def draw_all(replay: Replay, rng: np.random.Generator, **how: Any) -> dict[int, dict[str, Any]]:
+    """Every transition that can be drawn, by its number (the chance to miss one is e^-50)."""
+    batch = replay.sample(50 * replay.size, rng, **how)
+    numbers, first = np.unique(names(batch), return_index=True)
+    assert len(set(zip(names(batch).tolist(), batch["index"].tolist(), strict=True))) == len(numbers)
+    assert len(np.unique(batch["index"].numpy())) == len(numbers)
+    return {int(number): {key: row(x, i) for key, x in batch.items()} for number, i in zip(numbers, first, strict=True)}
+
+
+def assert_holds(replay: Replay, naive: NaiveReplay, *, n_step: int = 1, gamma: float = GAMMA) -> None:
+    """Exactly the expected transitions, each with every field exact (sums up to float32's rounding)."""
+    expected = {t.name: t for t in naive.drawable()}
+    assert replay.size == len(expected)
+    if not expected:
+        return
+    found = draw_all(replay, np.random.default_rng(7), gamma=gamma, n_step=n_step)
+    assert set(found) == set(expected)
+    for number, got in found.items():
+        want = naive.sampled(expected[number], gamma=gamma, n_step=n_step)
+        for key in ("obs", "action", "next_obs"):
+            assert_equal(got[key], want[key])
+        assert got["reward"].dtype == got["discount"].dtype == np.float32
+        assert got["reward"] == pytest.approx(want["reward"], rel=1e-6, abs=1e-6)
+        assert got["discount"] == np.float32(want["discount"])
+
+
+def both(replay: Replay, naive: NaiveReplay, steps: Any) -> None:
+    for step in steps:
+        naive.add(step)
+        replay.add(step)
+
+
+@pytest.mark.parametrize("num_envs", [1, 3])
+@pytest.mark.parametrize("make", [vector, parts], ids=["vector", "dict"])
+def test_every_step_is_what_it_was_through_many_turns_of_the_ring(num_envs: int, make: Make) -> None:
+    replay, naive = Replay(40, num_envs), NaiveReplay(40, num_envs)  # 40 is no multiple of 3
+    steps = stream(num_envs, make=make, continuous=make is parts)
+    for count in (1, 1, 5, 20, 30, 7, 300, 1, 1, 900):
+        both(replay, naive, islice(steps, count))
+        assert_holds(replay, naive)
+    assert replay.added == sum(t is not None for rows in naive.rows for t in rows)
+
+
+@pytest.mark.parametrize("n_step", [1, 2, 3, 5])
+@pytest.mark.parametrize("ends", [Ends(), Ends(0, 0.3), Ends(0.3, 0), Ends(0.03, 0.03)], ids=str)
+def test_rewards_of_n_steps_are_summed_up_to_the_end_of_the_episode(n_step: int, ends: Ends) -> None:
+    replay, naive = Replay(64, 2), NaiveReplay(64, 2)
+    steps = stream(2, ends=ends)
+    for count in (3, 40, 50):
+        both(replay, naive, islice(steps, count))
+        for gamma in (0.9, 1.0, 0.0):
+            assert_holds(replay, naive, n_step=n_step, gamma=gamma)
+
+
+@pytest.mark.parametrize("frame_stack", [2, 4])
+@pytest.mark.parametrize("ends", [Ends(), Ends(0.02, 0.02), Ends(0.5, 0.3)], ids=str)
+def test_stacks_are_rebuilt_from_single_frames(frame_stack: int, ends: Ends) -> None:
+    shape = {"frame_stack": frame_stack}
+    replay, naive = Replay(50, 2, **shape), NaiveReplay(50, 2, **shape)
+    steps = stream(2, make=frame, ends=ends, **shape)
+    for count in (1, 1, 1, 1, 20, 7, 25, 3, 200, 501):
+        both(replay, naive, islice(steps, count))
+        for n_step in (1, 3):
+            assert_holds(replay, naive, n_step=n_step)
+
+
+@given(
+    num_envs=st.integers(1, 4),
+    capacity=st.integers(1, 60),
+    frame_stack=st.sampled_from([1, 2, 4]),
+    n_step=st.integers(1, 5),
+    ends=st.builds(Ends, *[st.sampled_from([0.0, 0.05, 0.5])] * 4),
+    seed=st.integers(0, 99),
+    counts=st.lists(st.integers(1, 90), min_size=1, max_size=4),
+)
+@settings(max_examples=60, deadline=None, derandomize=True)
+def test_any_stream_in_any_ring(
+    num_envs: int, capacity: int, frame_stack: int, n_step: int, ends: Ends, seed: int, counts: list[int]
+) -> None:
+    replay, naive = Replay(capacity, num_envs, frame_stack=frame_stack), NaiveReplay(capacity, num_envs, frame_stack)
+    steps = stream(num_envs, seed=seed, make=frame, frame_stack=frame_stack, ends=ends)
+    for count in counts:
+        both(replay, naive, islice(steps, count))
+        assert_holds(replay, naive, n_step=n_step)
+
+
+@pytest.mark.parametrize("make", [lambda rng, k: np.array([k, -k], np.float64), lambda rng, k: np.array(k, np.int32)])
+def test_observations_keep_their_type(make: Make) -> None:
+    replay, naive = Replay(30, 2), NaiveReplay(30, 2)
+    both(replay, naive, islice(stream(2, make=make), 50))
+    assert_holds(replay, naive)
+
+
+def test_an_episode_that_began_before_the_replay_is_held_from_where_it_is_seen() -> None:
+    for frame_stack in (1, 4):
+        replay, naive = Replay(30, 2, frame_stack=frame_stack), NaiveReplay(30, 2, frame_stack)
+        steps = stream(2, make=frame, frame_stack=frame_stack, ends=Ends(0, 0.1))
+        next(steps)
+        both(replay, naive, islice(steps, 9))
+        assert_holds(replay, naive, n_step=2)
+
+
+def test_an_episode_that_is_gone_counts_as_truncated() -> None:
+    replay, naive = Replay(60, 2), NaiveReplay(60, 2)
+    both(replay, naive, islice(stream(2, ends=Ends(0, 0, 0, cut=0.3)), 40))
+    assert sum(t.truncated for t in naive.drawable()) > 5
+    assert_holds(replay, naive, n_step=5)
+
+
+def arrays_of(thing: Any) -> list[Array]:
+    """Every array that an object keeps."""
+    values = list(vars(thing).values()) if hasattr(thing, "__dict__") else []
+    found = [x for value in values for x in leaves(value)]
+    return [x for x in found if isinstance(x, np.ndarray)]
+
+
+def test_every_frame_is_stored_once() -> None:
+    def make(rng: np.random.Generator, number: int) -> Array:
+        return np.full((40, 50), number % 256, np.uint8)
+
+    replay = Replay(1000, 2, frame_stack=4)
+    for step in islice(stream(2, make=make, frame_stack=4, ends=Ends(0.01, 0.01)), 400):
+        replay.add(step)
+    held = sum(x.nbytes for x in leaves(replay.state_dict()) if isinstance(x, np.ndarray))
+    assert 800 * 2000 < held < 1000 * 2100
+    assert sum(x.nbytes for x in arrays_of(replay)) < 3 * 1000 * 2100
+
+
+def counts_of(replay: Replay, batches: int, batch_size: int, **how: Any) -> dict[int, int]:
+    rng = np.random.default_rng(3)
+    drawn = [names(replay.sample(batch_size, rng, gamma=GAMMA, **how)) for _ in range(batches)]
+    numbers, counts = np.unique(np.concatenate(drawn), return_counts=True)
+    return dict(zip(numbers.tolist(), counts.tolist(), strict=True))
+
+
+def assert_frequencies(counts: dict[int, int], probability: dict[int, float]) -> None:
+    total = sum(counts.values())
+    assert set(counts) <= set(probability)
+    for number, p in probability.items():
+        assert counts.get(number, 0) == pytest.approx(total * p, abs=5 * np.sqrt(total * p * (1 - p)) + 1e-9)
+
+
+def test_uniform_draws_are_uniform_whatever_the_environments_hold() -> None:
+    replay, naive = Replay(40, 2), NaiveReplay(40, 2)
+    rare = stream(2, ends=Ends(0.3, 0.3))
+    for step in islice(rare, 200):
+        step["terminated"][0] = step["truncated"][0] = False  # one environment's rows are nearly all steps
+        step["first"][0] = replay.added == 0
+        step["live"] = np.array([True, step.get("live", [True, True])[1]])
+        both(replay, naive, [step])
+    held = naive.drawable()
+    assert sum(t.env == 0 for t in held) > 1.3 * sum(t.env == 1 for t in held)
+    counts = counts_of(replay, 100, 1000)
+    assert_frequencies(counts, {t.name: 1 / len(held) for t in held})
+    expected = 100_000 / len(held)
+    chi_square = sum((count - expected) ** 2 / expected for count in counts.values())
+    assert abs(chi_square - (len(held) - 1)) < 5 * np.sqrt(2 * len(held))
+
+
+class Priorities:
+    """Sets random priorities on all that a replay holds, and knows what they make of the probabilities."""
+
+    def __init__(self, replay: Replay, naive: NaiveReplay, *, exponent: float) -> None:
+        self.replay, self.naive, self.exponent = replay, naive, exponent
+        self.values: dict[int, float] = {}
+        self.largest = 1.0
+
+    def index(self) -> dict[int, int]:
+        found = draw_all(self.replay, np.random.default_rng(1), gamma=GAMMA)
+        return {number: int(entry["index"]) for number, entry in found.items()}
+
+    def set(self, index: dict[int, int], priority: Array) -> None:
+        self.replay.set_priorities(np.array(list(index.values())), priority)
+        self.values.update(zip(index, priority.tolist(), strict=True))
+        self.largest = max(self.largest, float(priority.max()))
+
+    def see_new(self) -> None:
+        """Whatever is drawable and was not before entered with the largest priority so far."""
+        for t in self.naive.drawable():
+            self.values.setdefault(t.name, self.largest)
+
+    def probability(self) -> dict[int, float]:
+        power = {t.name: self.values[t.name] ** self.exponent for t in self.naive.drawable()}
+        return {number: p / sum(power.values()) for number, p in power.items()}
+
+
+def prioritized(exponent: float = 0.6, steps: int = 70) -> tuple[Replay, NaiveReplay, Priorities, Any]:
+    replay, naive = Replay(50, 2, priority_exponent=exponent), NaiveReplay(50, 2)
+    endless = stream(2)
+    both(replay, naive, islice(endless, steps))
+    priorities = Priorities(replay, naive, exponent=exponent)
+    priorities.see_new()
+    return replay, naive, priorities, endless
+
+
+@pytest.mark.parametrize("exponent", [0.0, 0.6, 1.0])
+def test_draws_follow_the_priorities(exponent: float) -> None:
+    replay, _, priorities, _ = prioritized(exponent)
+    index = priorities.index()
+    priorities.set(index, np.random.default_rng(2).exponential(2.0, len(index)).astype(np.float32))
+    assert_frequencies(counts_of(replay, 300, 256), priorities.probability())
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.4, 1.0])
+def test_weights_undo_the_priorities(beta: float) -> None:
+    replay, naive, priorities, _ = prioritized()
+    index = priorities.index()
+    priorities.set(index, np.random.default_rng(2).exponential(2.0, len(index)).astype(np.float32) + 0.01)
+    batch = replay.sample(16, np.random.default_rng(0), gamma=GAMMA, beta=beta)
+    probability = np.array([priorities.probability()[number] for number in names(batch).tolist()])
+    weight = (len(naive.drawable()) * probability) ** -beta
+    assert batch["weight"].dtype == torch.float32
+    np.testing.assert_allclose(batch["weight"], weight / weight.max(), rtol=1e-5)
+    assert "weight" not in uniform_batch()
+
+
+def uniform_batch() -> Batch:
+    replay = Replay(10, 1)
+    for step in islice(stream(1), 5):
+        replay.add(step)
+    return replay.sample(4, np.random.default_rng(0), gamma=GAMMA)
+
+
+def test_draws_are_stratified() -> None:
+    replay, _, priorities, _ = prioritized()
+    index = priorities.index()
+    priorities.set(index, np.random.default_rng(2).exponential(2.0, len(index)).astype(np.float32))
+    rng = np.random.default_rng(5)
+    for _ in range(50):
+        drawn = names(replay.sample(512, rng, gamma=GAMMA))
+        for number, p in priorities.probability().items():
+            assert abs((drawn == number).sum() - 512 * p) < 2 + 1e-6
+
+
+def test_new_steps_get_the_largest_priority_so_far() -> None:
+    replay, _, priorities, endless = prioritized(steps=5)
+    assert_frequencies(counts_of(replay, 100, 100), priorities.probability())
+    index = priorities.index()
+    priorities.set(index, np.linspace(0.5, 7.0, len(index)).astype(np.float32))
+    priorities.set(index, np.full(len(index), 0.25, np.float32))
+    both(replay, priorities.naive, islice(endless, 3))
+    priorities.see_new()
+    assert priorities.largest == 7
+    assert_frequencies(counts_of(replay, 200, 256), priorities.probability())
+
+
+def test_what_was_overwritten_is_never_drawn_again() -> None:
+    replay, naive, priorities, endless = prioritized()
+    for count in (1, 3, 10, 26, 60):
+        index = priorities.index()
+        both(replay, naive, islice(endless, count))
+        replay.set_priorities(np.array(list(index.values())), np.full(len(index), 1000.0))
+        expected = {t.name for t in naive.drawable()}
+        assert replay.size == len(expected)
+        assert set(counts_of(replay, 20, 512)) <= expected
+        drawn = replay.sample(4096, np.random.default_rng(0), gamma=GAMMA)["index"].numpy()
+        replay.set_priorities(drawn, np.ones(4096))
+    both(replay, naive, islice(endless, 100))
+    index = priorities.index()
+    assert set(index) == {t.name for t in naive.drawable()}
+
+
+def test_a_priority_of_zero_is_never_drawn() -> None:
+    replay, _, priorities, _ = prioritized()
+    index = priorities.index()
+    dull = dict(list(index.items())[::2])
+    priorities.set(dull, np.zeros(len(dull), np.float32))
+    assert not set(counts_of(replay, 50, 512)) & set(dull)
+    assert_frequencies(counts_of(replay, 50, 512), priorities.probability())
+
+
+class Scaling:
+    """Not linear, so that it matters what exactly is scaled."""
+
+    def observation(self, obs: Any) -> Any:
+        if isinstance(obs, dict):
+            return {key: self.observation(x) for key, x in obs.items()}
+        return (obs * np.float32(0.5) + np.float32(1)).astype(np.float32)
+
+    def scale_reward(self, reward: Array) -> Array:
+        return np.clip(reward * np.float32(2), np.float32(-1), np.float32(1))
+
+
+@pytest.mark.parametrize("case", [(vector, 1), (parts, 1), (frame, 4)], ids=["vector", "dict", "frames"])
+def test_what_is_sampled_is_scaled_and_what_is_stored_is_not(case: tuple[Make, int]) -> None:
+    make, frame_stack = case
+    shape, scaling = {"frame_stack": frame_stack}, Scaling()
+    replay, naive = Replay(60, 2, scaling=scaling, **shape), NaiveReplay(60, 2, **shape)
+    both(replay, naive, islice(stream(2, make=make, **shape), 80))
+    plain = Replay(60, 2, **shape)
+    plain.load_state_dict(replay.state_dict())
+    assert_holds(plain, naive)
+    for t in (t for rows in naive.rows for t in rows if isinstance(t, Transition)):
+        t.obs, t.next_obs = scaling.observation(t.obs), scaling.observation(t.next_obs)
+        t.reward = float(scaling.scale_reward(np.float32(t.reward)))
+    assert_holds(replay, naive, n_step=3)
+
+
+def test_steps_are_copied_and_samples_are_the_callers() -> None:
+    replay, naive = Replay(20, 1), NaiveReplay(20, 1)
+    both(replay, naive, islice(stream(1), 30))
+    batch = replay.sample(64, np.random.default_rng(0), gamma=GAMMA)
+    for x in leaves(batch):
+        x.fill_(0)
+    assert_holds(replay, naive)
+
+
+def test_the_same_generator_draws_the_same() -> None:
+    replays: list[Replay] = []
+    for _ in range(2):
+        replay = Replay(20, 2)
+        for step in islice(stream(2), 30):
+            replay.add(step)
+        replays.append(replay)
+    first, second = (r.sample(32, np.random.default_rng(4), gamma=GAMMA, n_step=2) for r in replays)
+    assert set(first) >= {"obs", "action", "reward", "discount", "next_obs", "index"}
+    for key, x in first.items():
+        assert torch.equal(x, second[key])
+    assert first["index"].dtype == torch.int64
+    other = replays[0].sample(32, np.random.default_rng(5), gamma=GAMMA)
+    assert not torch.equal(first["index"], other["index"])

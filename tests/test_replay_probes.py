@@ -1,0 +1,107 @@
+"""The probe ladder for the algorithms that learn from a replay: known values and actions of tiny environments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+
+import probes
+from rl_training.algorithms.dqn import DQN, DQNHyperparameters
+
+GAMMA = 0.9
+NUM_ENVS = 8
+DQN_HP = {
+    "hidden_sizes": (32,),
+    "buffer_capacity": 2000,
+    "batch_size": 32,
+    "learning_starts": 64,
+    "learning_rate": 3e-3,
+    "gamma": GAMMA,
+    "epsilon": 0.3,
+    "utd_ratio": 0.25,
+    "train_frequency": 8,
+    "target_update_interval": 80,
+}
+
+
+def experience(algorithm: Any, runner: probes.ProbeRunner, steps: int) -> Any:
+    """The shortest loop around a replay."""
+    replay, first = algorithm.make_replay(NUM_ENVS), np.ones(NUM_ENVS, bool)
+    for _ in range(steps):
+        step = runner.step(algorithm)
+        replay.add({**step, "first": first})
+        first = step["terminated"] | step["truncated"]
+        algorithm.learn(replay)
+    return algorithm
+
+
+def learn(env: Callable[[], gym.Env], *, steps: int = 300, **changes: Any) -> DQN:
+    torch.manual_seed(0)
+    runner = probes.ProbeRunner([env() for _ in range(NUM_ENVS)])
+    hp = DQNHyperparameters(**{**DQN_HP, **changes})
+    dqn = DQN.build(runner.spaces, hp, rng=np.random.default_rng(0), device=torch.device("cpu"))
+    return experience(dqn, runner, steps)
+
+
+@torch.no_grad()
+def q_values(dqn: DQN, *obs: list[float]) -> np.ndarray:
+    """[observations, actions]"""
+    return dqn.model(torch.tensor(obs)).numpy()
+
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "all": {"double": True, "dueling": True, "prioritized": True, "n_step": 3},
+}
+every_variant = pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS)
+
+
+def test_the_value_of_a_constant_reward() -> None:
+    np.testing.assert_allclose(q_values(learn(probes.ConstantReward), [0.0]), 1.0, atol=0.05)
+
+
+def test_the_value_depends_on_what_is_seen() -> None:
+    q = q_values(learn(probes.SeenReward), [-1.0], [1.0])
+    np.testing.assert_allclose(q, [[-1.0, -1.0], [1.0, 1.0]], atol=0.1)
+
+
+@every_variant
+def test_a_delayed_reward_is_discounted(changes: dict[str, Any]) -> None:
+    q = q_values(learn(probes.DelayedReward, **changes), [0.0], [1.0])
+    np.testing.assert_allclose(q, [[GAMMA, GAMMA], [1.0, 1.0]], atol=0.05)
+
+
+def greedy(dqn: DQN, obs: float) -> int:
+    return int(dqn.act(np.array([[obs]], np.float32), None, explore=False, rng=np.random.default_rng(0)).action[0])
+
+
+def test_the_better_of_two_actions_is_found() -> None:
+    dqn = learn(probes.Bandit)
+    assert greedy(dqn, 0.0) == 1
+    np.testing.assert_allclose(q_values(dqn, [0.0]), [[-1.0, 1.0]], atol=0.1)
+
+
+@every_variant
+def test_the_better_action_depends_on_what_is_seen(changes: dict[str, Any]) -> None:
+    dqn = learn(probes.SeenBandit, **changes)
+    assert [greedy(dqn, -1.0), greedy(dqn, 1.0)] == [0, 1]
+    np.testing.assert_allclose(q_values(dqn, [-1.0], [1.0]), [[1.0, -1.0], [-1.0, 1.0]], atol=0.1)
+
+
+@every_variant
+def test_a_truncated_episode_is_worth_as_much_as_an_endless_one(changes: dict[str, Any]) -> None:
+    dqn = learn(lambda: probes.Chain(truncates=True), steps=800, target_update_interval=40, **changes)
+    np.testing.assert_allclose(q_values(dqn, [1.0]), 1 / (1 - GAMMA), rtol=0.02)
+
+
+@every_variant
+def test_a_terminated_episode_is_worth_what_is_left_of_it(changes: dict[str, Any]) -> None:
+    dqn = learn(lambda: probes.Chain(truncates=False), steps=500, **changes)
+    left = np.array([(1 - GAMMA ** (5 - t)) / (1 - GAMMA) for t in range(5)])
+    q = q_values(dqn, *np.eye(5).tolist())
+    np.testing.assert_allclose(q, np.stack([left, left], 1), rtol=0.05)

@@ -1,0 +1,241 @@
+"""A replay that was saved goes on as if nothing had happened, and can be saved while it is written to."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from naive_replay import Ends, NaiveReplay, frame, parts, stream, vector
+from rl_training.config import InputError
+from rl_training.data.replay import Replay
+from rl_training.runtime.checkpoints import load_checkpoint, save_checkpoint
+from rl_training.types import Step
+from test_replay import GAMMA, assert_holds, both, leaves
+
+KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # of replay, of stream
+    "uniform": ({}, {"make": vector}),
+    "dict": ({}, {"make": parts, "continuous": True}),
+    "frames": ({"frame_stack": 4}, {"make": frame, "frame_stack": 4}),
+    "prioritized": ({"priority_exponent": 0.6}, {"make": vector}),
+    "prioritized frames": ({"priority_exponent": 0.6, "frame_stack": 2}, {"make": frame, "frame_stack": 2}),
+}
+every_kind = pytest.mark.parametrize("kind", KINDS)
+
+
+def through_a_file(replay: Replay, path: Path, capacity: int, num_envs: int, **options: Any) -> Replay:
+    save_checkpoint(path, state={"replay": replay.state_dict()}, config={}, info={"global_step": 0})
+    loaded = Replay(capacity, num_envs, **options)
+    loaded.load_state_dict(load_checkpoint(path).state["replay"])
+    return loaded
+
+
+def assert_same(first: Any, second: Any) -> None:
+    """Bit for bit; nested dicts and lists of arrays, tensors and scalars."""
+    assert type(first) is type(second)
+    if isinstance(first, dict):
+        assert list(first) == list(second)
+        for key, value in first.items():
+            assert_same(value, second[key])
+    elif isinstance(first, list):
+        assert len(first) == len(second)
+        for x, y in zip(first, second, strict=True):
+            assert_same(x, y)
+    elif isinstance(first, np.ndarray | torch.Tensor):
+        np.testing.assert_array_equal(first, second)
+        assert first.dtype == second.dtype
+    else:
+        assert first == second
+
+
+def learn_from(replay: Replay, rng: np.random.Generator) -> Any:
+    """A draw, and what an algorithm might do then."""
+    batch = replay.sample(16, rng, gamma=GAMMA, n_step=3, beta=0.5)
+    if "weight" in batch:
+        replay.set_priorities(batch["index"].numpy(), rng.exponential(2.0, 16))
+    return batch
+
+
+@every_kind
+@pytest.mark.parametrize("count", [1, 13, 26, 100, 333])
+def test_a_loaded_replay_draws_the_same_from_then_on(tmp_path: Path, kind: str, count: int) -> None:
+    options, how = KINDS[kind]
+    replay, naive = Replay(50, 2, **options), NaiveReplay(50, 2, options.get("frame_stack", 1))
+    rng, steps = np.random.default_rng(0), stream(2, **how)
+    for step in islice(steps, count):
+        both(replay, naive, [step])
+        learn_from(replay, rng)
+    loaded = through_a_file(replay, tmp_path / "step_0", 50, 2, **options)
+    rngs = np.random.default_rng(9), np.random.default_rng(9)
+    assert (loaded.size, loaded.added) == (replay.size, replay.added)
+    assert_same(loaded.state_dict(), replay.state_dict())
+    for step in islice(steps, 120):
+        loaded.add(step)
+        both(replay, naive, [step])
+        assert_same(learn_from(loaded, rngs[0]), learn_from(replay, rngs[1]))
+    assert_holds(loaded, naive, n_step=2)
+
+
+@every_kind
+def test_any_moment_is_good_for_saving(kind: str) -> None:
+    options, how = KINDS[kind]
+    replay, naive = Replay(50, 2, **options), NaiveReplay(50, 2, options.get("frame_stack", 1))
+    for step in islice(stream(2, **how, ends=Ends(0.2, 0.2)), 120):
+        both(replay, naive, [step])
+        loaded = Replay(50, 2, **options)
+        loaded.load_state_dict(replay.state_dict())
+        assert loaded.size == replay.size
+        assert_same(*(r.sample(8, np.random.default_rng(0), gamma=GAMMA) for r in (loaded, replay)))
+        assert_holds(loaded, naive)
+
+
+@every_kind
+def test_an_empty_replay_can_be_saved(tmp_path: Path, kind: str) -> None:
+    options, how = KINDS[kind]
+    loaded = through_a_file(Replay(50, 2, **options), tmp_path / "step_0", 50, 2, **options)
+    naive = NaiveReplay(50, 2, options.get("frame_stack", 1))
+    assert loaded.size == loaded.added == 0
+    both(loaded, naive, islice(stream(2, **how), 70))
+    assert_holds(loaded, naive)
+
+
+@pytest.mark.parametrize("frame_stack", [1, 4])
+@pytest.mark.parametrize("count", [1, 20, 77])
+def test_an_episode_cut_by_a_resume_is_truncated(tmp_path: Path, frame_stack: int, count: int) -> None:
+    shape = {"frame_stack": frame_stack}
+    replay, naive = Replay(50, 2, **shape), NaiveReplay(50, 2, **shape)
+    both(replay, naive, islice(stream(2, make=frame, ends=Ends(0, 0.02), **shape), count))
+    under_way = [rows[-2] for rows in naive.rows]
+    loaded = through_a_file(replay, tmp_path / "step_0", 50, 2, **shape)
+    for step in islice(stream(2, seed=1, make=frame, ends=Ends(0, 0.1), **shape), 9):  # other environments, reset
+        step["action"] += 10_000
+        both(loaded, naive, [step])
+        assert_holds(loaded, naive, n_step=3)
+    assert all(t is not None and t.truncated for t in under_way)
+
+
+@pytest.mark.parametrize("kind", ["uniform", "prioritized", "frames"])
+def test_a_file_is_as_large_as_what_is_held(tmp_path: Path, kind: str) -> None:
+    options, how = KINDS[kind]
+    replay = Replay(1_000_000, 2, **options)
+    for step in islice(stream(2, **how), 50):
+        replay.add(step)
+    loaded = through_a_file(replay, tmp_path / "step_0", 1_000_000, 2, **options)
+    assert sum(file.stat().st_size for file in (tmp_path / "step_0").iterdir()) < 30_000
+    rngs = np.random.default_rng(0), np.random.default_rng(0)
+    assert_same(learn_from(loaded, rngs[0]), learn_from(replay, rngs[1]))
+
+
+def test_large_arrays_are_not_copied_for_a_checkpoint() -> None:
+    replay = Replay(50, 2)
+    for step in islice(stream(2), 100):
+        replay.add(step)
+    first, second = ([x.ctypes.data for x in leaves(replay.state_dict()["obs"])] for _ in range(2))
+    assert first == second
+    assert all(x.flags.c_contiguous and x.base is not None for x in leaves(replay.state_dict()["obs"]))
+
+
+@pytest.mark.parametrize(("capacity", "num_envs"), [(60, 2), (50, 1)])
+def test_another_shape_is_refused(capacity: int, num_envs: int) -> None:
+    replay = Replay(50, 2)
+    for step in islice(stream(2), 10):
+        replay.add(step)
+    with pytest.raises(InputError, match="buffer_capacity"):
+        Replay(capacity, num_envs).load_state_dict(replay.state_dict())
+
+
+def copy_of(state: Any) -> Any:
+    if isinstance(state, dict):
+        return {key: copy_of(value) for key, value in state.items()}
+    if isinstance(state, list):
+        return [copy_of(value) for value in state]
+    return state.copy() if isinstance(state, np.ndarray) else state
+
+
+class Writer(threading.Thread):
+    """Adds steps to both replays; `written` says when it is through."""
+
+    def __init__(self, replay: Replay, naive: NaiveReplay, steps: Iterator[Step]) -> None:
+        super().__init__(daemon=True)
+        self.replay, self.naive, self.steps = replay, naive, steps
+        self.written = threading.Event()
+        self.count = 0
+
+    def run(self) -> None:
+        for step in self.steps:
+            self.naive.add(step)
+            self.replay.add(step)
+            self.count += 1
+        self.written.set()
+
+
+@pytest.mark.parametrize("kind", ["uniform", "prioritized", "frames"])
+@pytest.mark.parametrize("filled", [20, 444])
+def test_what_is_held_stays_while_steps_go_on_and_then_they_wait(kind: str, filled: int) -> None:
+    options, how = KINDS[kind]
+    replay, naive = Replay(600, 2, **options), NaiveReplay(600, 2, options.get("frame_stack", 1))
+    steps = stream(2, **how)
+    both(replay, naive, islice(steps, filled))
+    release = replay.hold()
+    state = replay.state_dict()
+    before = copy_of(state)
+    writer = Writer(replay, naive, islice(steps, 800))
+    writer.start()
+    assert not writer.written.wait(0.3)  # never, as long as it is held: there is not so much room
+    assert writer.count > 0
+    assert_same(state, before)
+    release()
+    assert writer.written.wait(60)
+    assert_holds(replay, naive)
+    with pytest.raises(AssertionError):
+        assert_same(state, before)  # a view, after all
+
+
+@pytest.mark.parametrize("filled", [20, 444])
+def test_a_state_that_was_held_is_that_of_the_moment(tmp_path: Path, filled: int) -> None:
+    replay, naive = Replay(400, 2), NaiveReplay(400, 2)
+    steps = stream(2)
+    both(replay, naive, islice(steps, filled))
+    release = replay.hold()
+    state = replay.state_dict()
+    both(replay, NaiveReplay(400, 2), islice(steps, 5))
+    save_checkpoint(tmp_path / "step_0", state={"replay": state}, config={}, info={"global_step": 0})
+    release()
+    loaded = Replay(400, 2)
+    loaded.load_state_dict(load_checkpoint(tmp_path / "step_0").state["replay"])
+    assert_holds(loaded, naive, n_step=3)
+
+
+def test_nothing_held_changes_at_whatever_moment_it_began() -> None:
+    for kind in ("uniform", "frames"):
+        options, how = KINDS[kind]
+        replay, steps = Replay(600, 2, **options), stream(2, **how, ends=Ends(0.1, 0.1))
+        for _ in range(150):
+            release = replay.hold()
+            state = replay.state_dict()
+            before = copy_of(state)
+            for step in islice(steps, 2):
+                replay.add(step)
+            assert_same(state, before)
+            release()
+            for step in islice(steps, 3):
+                replay.add(step)
+
+
+def test_draws_go_on_while_it_is_held() -> None:
+    replay, naive = Replay(400, 2), NaiveReplay(400, 2)
+    steps = stream(2)
+    both(replay, naive, islice(steps, 500))
+    release = replay.hold()
+    for step in islice(steps, 6):
+        both(replay, naive, [step])
+        assert_holds(replay, naive, n_step=2)
+    release()
+    both(replay, naive, islice(steps, 500))
+    assert_holds(replay, naive, n_step=2)

@@ -1,0 +1,75 @@
+"""SAC trains end to end: on vectors, images and nested observations, its schedules in the final metrics."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from rl_training import evaluate_checkpoint, predict_checkpoint, resume_training, train
+from rl_training.config import InputError
+from rl_training.runtime.checkpoints import load_checkpoint
+from rl_training.runtime.sac_trainer import train_sac
+from smoke import check_run
+
+
+def test_sac_trains_with_scheduled_numbers(tiny_config):
+    config = tiny_config(
+        "sac",
+        learning_rate={"kind": "linear", "start": 1e-3, "end": 0.0},
+        critic_learning_rate_schedule={"kind": "cosine", "start": 1e-3, "end": 1e-4},
+        target_entropy={"kind": "linear", "start": -1.0, "end": -2.0},
+        tau_schedule={"kind": "linear", "start": 0.05, "end": 0.01},
+    )
+    result = train_sac(config, run_suffix="smoke", progress="silent")
+    check_run(result, config)
+    assert result.run_dir.name == "sac__Pendulum-v1__seed0__smoke"
+    ends = {"learning_rate": 0.0, "critic_learning_rate": 1e-4, "target_entropy": -2.0, "tau": 0.01}
+    assert {name: result.metrics[name] for name in ends} == pytest.approx(ends)
+    assert {"actor_loss", "critic_loss", "alpha", "alpha_loss", "entropy", "q_value"} <= result.metrics.keys()
+    again = evaluate_checkpoint(result.run_dir)
+    assert again["eval_return_mean"] == result.metrics["eval_return_mean"]
+    action = predict_checkpoint(result.checkpoint_path, [1.0, 0.0, 0.0])
+    assert action.shape == (1,)
+    assert abs(action.item()) <= 2.0
+
+
+def test_automatic_numbers_are_spelt_auto_and_logged(tiny_config):
+    metrics = train(tiny_config("sac", alpha="auto", target_entropy="auto"), progress="silent").metrics
+    assert metrics["target_entropy"] == -1.0
+    assert 0 < metrics["alpha"] < 1
+
+
+def test_a_fixed_temperature_can_be_scheduled(tiny_config):
+    result = train(tiny_config("sac", alpha={"kind": "linear", "start": 0.2, "end": 0.05}), progress="silent")
+    assert result.metrics["alpha"] == pytest.approx(0.05)
+    assert "alpha_loss" not in result.metrics
+    with pytest.raises(InputError, match=r"target_entropy.*alpha"):
+        train(tiny_config("sac", alpha=0.2, target_entropy=-1.0), progress="silent")
+
+
+@pytest.mark.parametrize(("num_envs", "utd_ratio"), [(1, 1.0), (4, 1.0), (3, 0.3), (2, 2.5)])
+def test_gradient_steps_per_env_step_hold_for_any_number_of_environments(tiny_config, num_envs, utd_ratio):
+    config = {"num_envs": num_envs, "total_timesteps": 120}
+    metrics = train(tiny_config("sac", config, utd_ratio=utd_ratio, learning_starts=0), progress="silent").metrics
+    assert metrics["gradient_steps"] == math.floor(metrics["global_step"] * utd_ratio + 1e-9)
+
+
+def test_actions_are_uniform_until_learning_starts(tiny_config):
+    config = {"num_envs": 4, "total_timesteps": 2000}
+    kwargs = {"buffer_capacity": 2100, "learning_starts": 2000, "utd_ratio": 0.01}
+    result = train(tiny_config("sac", config, **kwargs), progress="silent")
+    columns = load_checkpoint(result.checkpoint_path).state["replay"]["columns"]
+    valid = load_checkpoint(result.checkpoint_path).state["replay"]["valid"]
+    action = [a for part, there in zip(columns["action"], valid, strict=True) for a in part[there, 0].tolist()]
+    assert len(action) == 2000
+    for quantile in (0.25, 0.5, 0.75):
+        share = sum(a < 2 * quantile - 1 for a in action) / 2000
+        assert abs(share - quantile) < 5 * math.sqrt(quantile * (1 - quantile) / 2000)
+
+
+def test_sac_resumes_from_best_with_an_empty_replay(tiny_config, capsys):
+    result = train(tiny_config("sac", {"eval_interval": 128}), progress="silent")
+    resumed = resume_training(result.run_dir / "checkpoints" / "best", total_timesteps=512, progress="plain")
+    assert "replay" in capsys.readouterr().out
+    assert resumed.metrics["global_step"] == 512
