@@ -39,7 +39,7 @@ BARS = {
     "a2c-cartpole": Bar("configs/a2c/cartpole.yaml", 3, 490),
     "ppo-halfcheetah": Bar("configs/ppo/halfcheetah.yaml", 1, 5000, cost=7),
     "sac-pendulum": Bar("configs/sac/pendulum.yaml", 3, -165, cost=4),
-    "sac-halfcheetah": Bar("configs/sac/halfcheetah.yaml", 3, "SAC", steps=100_000, cost=20),
+    "sac-halfcheetah": Bar("configs/sac/halfcheetah.yaml", 2, "SAC", steps=100_000, cost=20),
     "dqn-cartpole": Bar("configs/dqn/cartpole.yaml", 3, 475),
     "dqn-mountaincar": Bar("configs/dqn/mountaincar.yaml", 3, -115, cost=2),
     "dqn-lunarlander": Bar("configs/dqn/lunarlander.yaml", 1, 200, cost=5),
@@ -154,7 +154,7 @@ def main() -> None:
         parser.error(f"unknown bars {', '.join(sorted(unknown))}; there are {', '.join(BARS)}")
     work = [(name, seed, False) for name in args.names for seed in range(BARS[name].seeds)]
     work += [(name, seed, True) for name, seed, _ in work if isinstance(BARS[name].bar, str)]
-    work.sort(key=lambda item: -BARS[item[0]].cost)
+    work.sort(key=lambda item: (-BARS[item[0]].cost, item[1]))
     with ThreadPoolExecutor(args.jobs) as pool:
         rows = list(pool.map(lambda item: (item[0], measure(*item[:2], args.output_dir, peer=item[2])), work))
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}

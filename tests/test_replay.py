@@ -120,7 +120,7 @@ def test_stacks_are_rebuilt_from_single_frames(frame_stack: int, ends: Ends) -> 
     seed=st.integers(0, 99),
     counts=st.lists(st.integers(1, 90), min_size=1, max_size=4),
 )
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=40, deadline=None, derandomize=True)
 def test_any_stream_in_any_ring(
     num_envs: int, capacity: int, frame_stack: int, n_step: int, ends: Ends, seed: int, counts: list[int]
 ) -> None:

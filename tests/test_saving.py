@@ -212,6 +212,15 @@ def test_without_a_large_part_a_checkpoint_is_written_at_once(make_run, writes):
     assert writes.threads == [threading.main_thread()]
 
 
+def test_the_checkpoints_of_a_run_do_not_keep_it_waiting(make_run, writes):
+    with make_run(Ring(), {"checkpoint_interval": 16}) as run:
+        begin(run, writes).record({"loss": 1.0})
+        path = run.dir / "checkpoints" / "step_16"
+        assert not path.exists()
+    assert load_checkpoint(path).step == 16
+    assert threading.main_thread() not in writes.threads
+
+
 def test_a_failed_write_is_told_by_the_next_save_and_can_be_made_again(make_run, writes):
     ring = Ring()
     with make_run(ring) as run:

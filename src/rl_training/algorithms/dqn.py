@@ -105,9 +105,10 @@ class DQN(ReplayAlgorithm):
         return Decision(action, memory, {})
 
     def learn(self, replay: Replay) -> dict[str, list[Tensor]]:
-        if replay.added - self.synced >= self.hp.target_update_interval:
+        since, interval = replay.added - self.synced, self.hp.target_update_interval
+        if since >= interval:
             self.move_target()
-            self.synced = replay.added
+            self.synced = replay.added - since % interval  # late by less than one step of the environments, never more
         return super().learn(replay)
 
     def move_target(self) -> None:

@@ -51,7 +51,7 @@ class Replay:
     ) -> None:
         self.num_envs, self.stack, self.scaling = num_envs, frame_stack, scaling
         self.rows = -(-capacity // num_envs)
-        self.gap = max(frame_stack, self.rows // GAP) + 1
+        self.gap = max(frame_stack, self.rows // GAP) + 2
         self.ring = self.rows + self.gap
         self.added = self.size = 0  # env steps ever seen, and transitions that can be drawn now
         self.obs: Any = None  # allocated with the first step
@@ -237,7 +237,8 @@ class Replay:
     def hold(self) -> Callable[[], None]:
         """Keep what `state_dict` gives as it is, until the function returned is called; from any thread."""
         cursor = self.cursor.copy()
-        self._held.append(cursor)
+        with self._released:
+            self._held = [*self._held, cursor]
 
         def release() -> None:
             with self._released:
@@ -256,8 +257,11 @@ class Replay:
             self._released.wait_for(free)
 
     def _oldest(self, cursor: Array) -> Array:
-        """[N] The oldest rows needed by what can be drawn at these cursors, stacked frames included."""
-        oldest: Array = np.maximum(0, cursor - self.rows - (self.stack - 1))
+        """[N] The oldest rows needed by what can be drawn at these cursors, stacked frames included.
+
+        Where an episode has just ended, the last row written is the one before the cursor: hence one row more.
+        """
+        oldest: Array = np.maximum(0, cursor - self.rows - self.stack)
         return oldest
 
     def _slices(self, end: Array) -> list[slice]:
