@@ -33,6 +33,8 @@ accept: $(VENV)/.dev
 bench: export OMP_NUM_THREADS := 1
 bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/ppo_cartpole.py
+	$(BIN)/python benchmarks/dqn_cartpole.py
+	$(BIN)/python benchmarks/sac_pendulum.py
 
 docs: $(VENV)/.dev
 	$(BIN)/rl-training config reference > docs/config.md

@@ -108,12 +108,24 @@ class RMSprop(Optimizer):
         self.parameters.vector.addcdiv_(gradient, root, value=-lr)
 
 
-def gradient_step(optimizer: Optimizer, loss: Tensor, *, lr: float, max_grad_norm: float | None) -> Tensor:
-    """Descend `loss` once, at the learning rate in force now; returns the gradient's norm before clipping."""
+def backward(optimizer: Optimizer, loss: Tensor) -> Tensor:
+    """The gradient of `loss`, as one vector."""
     gradient = optimizer.parameters.gradient
     gradient.zero_()
     # Only these: what the loss passes through on its way, such as a critic, needs no gradient of its own.
     loss.backward(inputs=optimizer.parameters.parameters)  # type: ignore[no-untyped-call]
+    return gradient
+
+
+def descend(optimizer: Optimizer, loss: Tensor, *, lr: float) -> None:
+    """One step down `loss`, at the learning rate in force now."""
+    backward(optimizer, loss)
+    optimizer.step(lr)
+
+
+def gradient_step(optimizer: Optimizer, loss: Tensor, *, lr: float, max_grad_norm: float | None) -> Tensor:
+    """`descend` with a gradient no longer than `max_grad_norm`; returns its norm before clipping."""
+    gradient = backward(optimizer, loss)
     norm: Tensor = torch.linalg.vector_norm(gradient)
     if max_grad_norm is not None:
         gradient.mul_((max_grad_norm / (norm + 1e-6)).clamp_(max=1.0))

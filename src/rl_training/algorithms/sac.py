@@ -13,9 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rl_training.algorithms.base import scalar, setting
-from rl_training.algorithms.optim import Adam, FlatParameters, gradient_step
+from rl_training.algorithms.optim import Adam, FlatParameters, descend
 from rl_training.algorithms.replay_based import ReplayAlgorithm, ReplayHyperparameters
 from rl_training.config import InputError
+from rl_training.data.batch import to_device
 from rl_training.data.replay import Replay
 from rl_training.models.acting import make_forward
 from rl_training.models.sac import SACModel
@@ -99,7 +100,7 @@ class SAC(ReplayAlgorithm):
         """One step of alpha, the critics and the actor, in this order; both losses weigh entropy with the old alpha."""
         hp = self.hp
         shape = (2, len(batch["reward"]), self.action_size)
-        noise = torch.from_numpy(self.rng.standard_normal(shape, dtype=np.float32)).to(self.device)
+        noise = to_device(torch.from_numpy(self.rng.standard_normal(shape, dtype=np.float32)), self.device)
         action, log_prob = self.actor(batch["obs"]).sample_with_log_prob(noise[0])
         alpha, report = self.alpha_step(log_prob.detach().mean())
 
@@ -107,11 +108,11 @@ class SAC(ReplayAlgorithm):
         q = self.critic(batch["obs"], batch["action"].flatten(1))
         critic_loss = F.mse_loss(q, target.expand_as(q))  # half the sum of both critics' errors
         critic_lr = hp.learning_rate if hp.critic_learning_rate is None else hp.critic_learning_rate
-        gradient_step(self.critic_optimizer, critic_loss, lr=critic_lr, max_grad_norm=None)
+        descend(self.critic_optimizer, critic_loss, lr=critic_lr)
 
         value = torch.minimum(*self.critic(batch["obs"], action))
         actor_loss = (alpha * log_prob - value).mean()
-        gradient_step(self.actor_optimizer, actor_loss, lr=hp.learning_rate, max_grad_norm=None)
+        descend(self.actor_optimizer, actor_loss, lr=hp.learning_rate)
 
         self.target.vector.lerp_(self.critic_optimizer.parameters.vector, hp.tau)
         losses = {"actor_loss": actor_loss, "critic_loss": critic_loss, "q_value": q.mean()}
@@ -129,7 +130,7 @@ class SAC(ReplayAlgorithm):
         target_entropy = -float(self.action_size) if hp.target_entropy is None else hp.target_entropy
         loss = self.log_alpha * (entropy - target_entropy)
         lr = hp.learning_rate if hp.alpha_learning_rate is None else hp.alpha_learning_rate
-        gradient_step(self.alpha_optimizer, loss, lr=lr, max_grad_norm=None)
+        descend(self.alpha_optimizer, loss, lr=lr)
         report = {"entropy": entropy, "alpha": alpha, "alpha_loss": loss.detach()}
         return alpha, report | {"target_entropy": torch.full_like(entropy, target_entropy)}
 

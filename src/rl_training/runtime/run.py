@@ -38,6 +38,7 @@ from rl_training.runtime.setup import (
     make_run_dir,
     pick_device,
     pick_threads,
+    reuse_memory,
     wandb_options,
 )
 from rl_training.types import Metrics, Reports, State
@@ -129,6 +130,7 @@ class TrainingRun:
             self.algorithm = build_algorithm(config, recipe, self.runner.spaces, self.controls.at(0), self.device)
             self._threads = torch.get_num_threads()
             torch.set_num_threads(pick_threads(config.num_threads, self.algorithm, self.device))
+            reuse_memory()
             self.keep("algorithm", self.algorithm)
             if self.normalizer is not None:
                 self.keep("normalizer", self.normalizer)

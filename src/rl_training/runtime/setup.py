@@ -87,6 +87,15 @@ def pick_threads(setting: int | str, algorithm: Algorithm, device: torch.device)
     return 1 if small or device.type != "cpu" else usable_cores()
 
 
+def reuse_memory() -> None:
+    """Have the C library keep what is freed, for the next gradient step.
+
+    glibc gives blocks above a threshold back to the system, page by page, and raises the threshold once it has seen a
+    larger one freed. Without this, a gradient step of 256 x 256 layers takes some 150 page faults, 3 to 12 % of it.
+    """
+    torch.empty(7 << 20)
+
+
 def make_run_dir(config: TrainConfig, suffix: str | None, resume: Checkpoint | None) -> Path:
     """A new folder `<algo>__<env>__seed<seed>__<suffix or time>`, which names its origin if the run has one."""
     if suffix is not None and not re.fullmatch(r"[\w.+-]+", suffix):
