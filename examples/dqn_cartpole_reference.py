@@ -9,7 +9,7 @@ import gymnasium as gym
 from rl_training import TrainConfig, evaluate_checkpoint, load_policy, train
 
 parser = argparse.ArgumentParser(description=__doc__)
-parser.add_argument("--total-timesteps", type=int, default=60_000)
+parser.add_argument("--total-timesteps", type=int, default=80_000)
 parser.add_argument("--eval-episodes", type=int, default=100)
 parser.add_argument("--output-dir", default="runs")
 args = parser.parse_args()

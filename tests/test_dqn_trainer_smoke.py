@@ -7,7 +7,7 @@ import json
 import pytest
 
 from rl_training import load_config, resume_training, train
-from rl_training.config import ConfigError
+from rl_training.config import ConfigError, InputError
 from rl_training.runtime.dqn_trainer import train_dqn
 from smoke import check_run
 from test_contract import assert_same_future
@@ -55,6 +55,7 @@ def test_the_saved_config_reads_back_to_the_same(tiny_config):
     [
         ({"epsilon": 0.1, "exploration_fraction": 0.2}, "exploration_fraction.*no effect, because epsilon is given"),
         ({"prioritized": False, "beta": 0.5}, "beta.*has no effect without prioritized: true"),
+        ({"prioritized": False, "priority_exponent": 0.5}, "priority_exponent.*has no effect without prioritized"),
         ({"epsilon": 1.5}, r"epsilon.*\[0, 1\].*1.5"),
         ({"epsilon": "auto"}, "epsilon.*number or a schedule.*'auto'"),
     ],
@@ -112,3 +113,43 @@ def test_the_replay_is_saved_with_the_checkpoint_but_not_with_the_best(tiny_conf
     metadata = json.loads((resumed.run_dir / "metadata.json").read_text())
     assert metadata["resumed_at_step"] <= 256
     assert resumed.metrics["global_step"] == 512
+    assert resumed.metrics["gradient_steps"] >= result.metrics["gradient_steps"] + 50
+
+
+def test_the_target_network_moves_on_in_a_run_resumed_without_its_replay(tiny_config):
+    result = train(tiny_config("dqn", {"eval_interval": 256}), progress="silent")
+    moves = []
+
+    def spy(run):
+        if run.algorithm.synced not in moves:
+            moves.append(run.algorithm.synced)
+
+    path = result.run_dir / "checkpoints" / "best"
+    resume_training(path, total_timesteps=512, callbacks=[spy], progress="silent")
+    assert moves[-3:] == [66, 130, 194]  # every 64 env steps of the new replay's
+
+
+def test_a_replay_that_does_not_fit_is_an_error_that_leaves_nothing_behind(tiny_config):
+    for capacity in (10**10, 10**15):
+        config = tiny_config("dqn", buffer_capacity=capacity)
+        with pytest.raises(InputError, match=r"buffer_capacity: .* GB, and there are .* GB"):
+            train(config, progress="silent")
+        assert not config.output_dir.exists()
+
+
+def test_a_run_that_ends_before_learning_starts_says_so(tiny_config, capsys):
+    train(tiny_config("dqn", {"total_timesteps": 32}), progress="plain")
+    assert "nothing will be learned: learning starts at step 32" in capsys.readouterr().out
+
+
+def test_a_warm_up_alone_keeps_the_default_schedule(tiny_config):
+    seen = {}
+    config = tiny_config("dqn", {"total_timesteps": 400}, epsilon_warmup_steps=10, exploration_fraction=0.5)
+    train(config, callbacks=[lambda run: seen.update({run.step: run.algorithm.epsilon})], progress="silent")
+    assert seen[4] == pytest.approx(0.5 * (1 - 0.95 * 4 / 199))
+    assert seen[400] == 0.05
+
+
+def test_clipping_can_be_switched_off(tiny_config):
+    metrics = train(tiny_config("dqn", {"total_timesteps": 64}, max_grad_norm=None), progress="silent").metrics
+    assert "max_grad_norm" not in metrics

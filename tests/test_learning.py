@@ -6,7 +6,6 @@ import pytest
 
 from rl_training import TrainConfig, train
 
-
 SHORT = {  # env steps, environments, bar, what learns fast
     "ppo": (25_000, 8, 300, {"num_steps": 32, "num_minibatches": 1, "update_epochs": 10, "gae_lambda": 0.9}),
     "a2c": (60_000, 8, 150, {"gae_lambda": 0.9}),

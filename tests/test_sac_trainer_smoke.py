@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 
+import gymnasium as gym
+import numpy as np
 import pytest
 
-from rl_training import evaluate_checkpoint, predict_checkpoint, resume_training, train
-from rl_training.config import InputError
+from rl_training import evaluate_checkpoint, load_config, predict_checkpoint, resume_training, train
+from rl_training.config import ConfigError, InputError
 from rl_training.runtime.checkpoints import load_checkpoint
 from rl_training.runtime.sac_trainer import train_sac
 from smoke import check_run
@@ -44,8 +46,16 @@ def test_a_fixed_temperature_can_be_scheduled(tiny_config):
     result = train(tiny_config("sac", alpha={"kind": "linear", "start": 0.2, "end": 0.05}), progress="silent")
     assert result.metrics["alpha"] == pytest.approx(0.05)
     assert "alpha_loss" not in result.metrics
-    with pytest.raises(InputError, match=r"target_entropy.*alpha"):
-        train(tiny_config("sac", alpha=0.2, target_entropy=-1.0), progress="silent")
+    saved = load_config(result.run_dir / "config.yaml").algo_kwargs
+    assert not {"target_entropy", "initial_alpha", "alpha_learning_rate"} & saved.keys()
+
+
+@pytest.mark.parametrize("name", ["target_entropy", "alpha_learning_rate", "initial_alpha"])
+def test_what_a_fixed_temperature_leaves_without_effect_is_an_error(tiny_config, name):
+    with pytest.raises(ConfigError, match=rf"{name}.*has no effect without alpha: auto"):
+        train(tiny_config("sac", alpha=0.2, **{name: 0.5}), progress="silent")
+    with pytest.raises(ConfigError, match="is auto, so 'alpha_schedule' has no effect"):
+        train(tiny_config("sac", alpha="auto", alpha_schedule="linear"), progress="silent")
 
 
 @pytest.mark.parametrize(("num_envs", "utd_ratio"), [(1, 1.0), (4, 1.0), (3, 0.3), (2, 2.5)])
@@ -68,8 +78,25 @@ def test_actions_are_uniform_until_learning_starts(tiny_config):
         assert abs(share - quantile) < 5 * math.sqrt(quantile * (1 - quantile) / 2000)
 
 
-def test_sac_resumes_from_best_with_an_empty_replay(tiny_config, capsys):
-    result = train(tiny_config("sac", {"eval_interval": 128}), progress="silent")
+@pytest.mark.parametrize("learning_starts", [0, 32])
+def test_sac_resumes_from_best_with_an_empty_replay(tiny_config, capsys, learning_starts):
+    config = tiny_config("sac", {"eval_interval": 256}, learning_starts=learning_starts, utd_ratio=1.0)
+    result = train(config, progress="silent")
     resumed = resume_training(result.run_dir / "checkpoints" / "best", total_timesteps=512, progress="plain")
-    assert "replay" in capsys.readouterr().out
-    assert resumed.metrics["global_step"] == 512
+    assert "holds no replay" in capsys.readouterr().out
+    steps = resumed.metrics["gradient_steps"] - result.metrics["gradient_steps"]
+    assert 256 - max(learning_starts, 2) <= steps <= 256
+
+
+def test_bounds_that_are_finite_only_in_name_are_an_error(tiny_config):
+    with pytest.raises(InputError, match="finite"):
+        train(tiny_config("sac", {"env_id": "EndlessBox-v0"}), progress="silent")
+
+
+class EndlessBox(gym.Env):
+    observation_space = gym.spaces.Box(-1, 1, (1,))
+    largest = np.finfo(np.float32).max
+    action_space = gym.spaces.Box(-largest, largest, (1,))
+
+
+gym.register("EndlessBox-v0", entry_point=EndlessBox)

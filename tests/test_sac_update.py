@@ -302,11 +302,6 @@ def test_other_action_spaces_are_an_error_with_a_remedy(space: gym.Space) -> Non
         SAC_RECIPE.build(Spaces(VECTOR, space), SACHyperparameters(), rng=None, device="cpu")
 
 
-def test_a_target_entropy_beside_a_fixed_alpha_is_an_error() -> None:
-    with pytest.raises(InputError, match=r"target_entropy -3 has no effect.*alpha is fixed at 0.2"):
-        make_sac(alpha=0.2, target_entropy=-3.0)
-
-
 def test_acting() -> None:
     sac, obs = make_sac(), np.random.default_rng(0).standard_normal((5, 4)).astype(np.float32)
     policy = sac.actor(torch.from_numpy(obs))

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rl_training.algorithms.base import scalar, setting
 from rl_training.algorithms.optim import Adam, FlatParameters, gradient_step
-from rl_training.algorithms.replay_based import ReplayAlgorithm, ReplayHyperparameters
+from rl_training.algorithms.replay_based import CAPACITY, ReplayAlgorithm, ReplayHyperparameters
 from rl_training.data.replay import Replay
 from rl_training.models.acting import make_forward
 from rl_training.models.q_network import QNetwork
@@ -40,16 +40,20 @@ def annealing() -> dict[str, Any]:
 @dataclass(frozen=True)
 class DQNHyperparameters(ReplayHyperparameters):
     hidden_sizes: tuple[int, ...] = setting((64, 64), "hidden layers; unused for a single image", low=1)
-    buffer_capacity: int = setting(100_000, "env steps kept; the end of an episode takes the room of one more", low=1)
+    buffer_capacity: int = setting(100_000, CAPACITY, low=1)
     batch_size: int = setting(32, "transitions per gradient step", low=1)
     learning_starts: int = setting(1_000, "env steps of uniformly random actions before the first gradient step", low=0)
     double: bool = setting(False, "the network itself chooses the next action, which the target network then values")
     dueling: bool = setting(False, "value and advantages are separate streams of the network")
     prioritized: bool = setting(False, "transitions are drawn in proportion to their last error")
-    priority_exponent: float = setting(0.6, "0 draws all alike, 1 in proportion; for prioritized", low=0.0, high=1.0)
+    priority_exponent: float = setting(
+        0.6, "0 draws all alike, 1 in proportion", low=0.0, high=1.0, needs=("prioritized", True)
+    )
     exploration_fraction: float = setting(0.1, "part of training in which epsilon falls from 1", low=0.0, high=1.0)
     final_epsilon: float = setting(0.05, "epsilon from then on", low=0.0, high=1.0)
-    eval_epsilon: float = setting(0.0, "probability of a random action in evaluation", low=0.0, high=1.0)
+    eval_epsilon: float = setting(
+        0.0, "probability of a random action in evaluation; greedy Atari players get stuck without", low=0.0, high=1.0
+    )
     learning_rate: float = scalar(1e-4, "step size of the optimizer")
     tau: float = scalar(1.0, "how far the target network moves to the network each time: 1 copies it", high=1.0)
     utd_ratio: float = scalar(0.25, "gradient steps per env step, however many environments")
@@ -58,7 +62,7 @@ class DQNHyperparameters(ReplayHyperparameters):
     epsilon: float = scalar(1.0, "probability of a random action, in each environment", high=1.0, schedule=exploration)
     n_step: int = scalar(1, "steps whose rewards are summed before the value of what follows", low=1)
     beta: float = scalar(
-        0.4, "how far importance weights correct, 1: fully", high=1.0, schedule=annealing, needs="prioritized"
+        0.4, "how far importance weights correct, 1: fully", high=1.0, schedule=annealing, needs=("prioritized", True)
     )
     max_grad_norm: float | None = scalar(10.0, "longer gradients are scaled down to this norm; None: never")
 
@@ -82,6 +86,7 @@ class DQN(ReplayAlgorithm):
         self.num_parameters = sum(p.numel() for p in model.parameters())
         self.optimizer = Adam(FlatParameters(self.model.parameters()), eps=1e-8)
         self.target = FlatParameters(self.target_model.parameters())
+        self.target_model.requires_grad_(False)
         self.forward = make_forward(self.model.encoder, self.model.head)
         self.synced = 0  # env steps at the last move of the target network
 
@@ -100,11 +105,13 @@ class DQN(ReplayAlgorithm):
         action = q.argmax(-1)
         epsilon = self.hp.epsilon if explore else self.hp.eval_epsilon
         if epsilon > 0:
-            coin = rng.random(len(q)) / epsilon
-            np.copyto(action, (coin * q.shape[-1]).astype(action.dtype), where=coin < 1.0)
+            coin = rng.random(len(q))
+            heads = coin < epsilon
+            action[heads] = coin[heads] * (q.shape[-1] / epsilon)
         return Decision(action, memory, {})
 
     def learn(self, replay: Replay) -> dict[str, list[Tensor]]:
+        self.synced = min(self.synced, replay.added)  # a run may be resumed without its replay
         since, interval = replay.added - self.synced, self.hp.target_update_interval
         if since >= interval:
             self.move_target()
@@ -118,8 +125,7 @@ class DQN(ReplayAlgorithm):
         batch = self.sample(replay, n_step=self.hp.n_step, beta=self.hp.beta)
         report, error = self.update(batch)
         if self.hp.prioritized:
-            priority = error.abs().double().cpu().numpy() + self.PRIORITY_FLOOR
-            replay.set_priorities(batch["index"].cpu().numpy(), priority)
+            replay.set_priorities(batch["index"].numpy(), error.abs().cpu().double().numpy() + self.PRIORITY_FLOOR)
         return report
 
     def update(self, batch: Batch) -> tuple[dict[str, Tensor], Tensor]:

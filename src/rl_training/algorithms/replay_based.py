@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -11,16 +12,21 @@ import torch
 from torch import Tensor
 
 from rl_training.algorithms.base import Tunable, scalar, setting
+from rl_training.config import InputError
 from rl_training.data.batch import to_device
+from rl_training.data.memory import usable_memory
 from rl_training.data.replay import Replay
 from rl_training.types import Batch, Spaces, State
+
+CAPACITY = "env steps kept; the end of an episode takes the room of one more, with frame_stack of so many"
+EXTRA_BYTES = 8  # of a step: the reward and three flags
 
 
 @dataclass(frozen=True)
 class ReplayHyperparameters:
     hidden_sizes: tuple[int, ...] = setting((256, 256), "hidden layers of each network", low=1)
     activation: Literal["tanh", "relu", "elu", "silu"] = setting("relu", "activation of the hidden layers")
-    buffer_capacity: int = setting(1_000_000, "env steps kept; the end of an episode takes the room of one more", low=1)
+    buffer_capacity: int = setting(1_000_000, CAPACITY, low=1)
     batch_size: int = setting(256, "transitions per gradient step", low=1)
     learning_starts: int = setting(100, "env steps of uniformly random actions before the first gradient step", low=0)
     learning_rate: float = scalar(3e-4, "step size of the optimizer")
@@ -42,14 +48,17 @@ class ReplayAlgorithm(Tunable):
         self.owed = 0.0  # the fraction of a gradient step that is left of them
 
     def make_replay(self, num_envs: int) -> Replay:
-        """The replay this algorithm learns from."""
-        stacked = isinstance(self.spaces.observation, gym.spaces.Box)
-        return Replay(
-            self.hp.buffer_capacity,
-            num_envs,
-            frame_stack=self.spaces.frame_stack if stacked else 1,
-            priority_exponent=self.priority_exponent,
-        )
+        """The replay this algorithm learns from; an error where it would not fit into memory."""
+        # Of a Dict with stacked entries every observation is kept whole: the entries may differ in what they stack.
+        stack = self.spaces.frame_stack if isinstance(self.spaces.observation, gym.spaces.Box) else 1
+        capacity, there = self.hp.buffer_capacity, usable_memory()
+        needed = capacity * (bytes_of(self.spaces.observation) // stack + bytes_of(self.spaces.action) + EXTRA_BYTES)
+        if there is not None and needed > there:
+            raise InputError(
+                f"buffer_capacity: {capacity:,} steps take {needed / 1e9:,.1f} GB, and there are {there / 1e9:,.1f} GB "
+                "of memory: lower it"
+            )
+        return Replay(capacity, num_envs, frame_stack=stack, priority_exponent=self.priority_exponent)
 
     @property
     def priority_exponent(self) -> float | None:
@@ -68,7 +77,7 @@ class ReplayAlgorithm(Tunable):
     def steps_due(self, added: int) -> int:
         """Gradient steps to take after `added` env steps: none before learning starts, and nothing to catch up then."""
         hp = self.hp
-        if added < hp.learning_starts:
+        if added < max(hp.learning_starts, self.learned):  # a run may be resumed without its replay
             self.learned = added
             return 0
         new = added - self.learned
@@ -81,9 +90,9 @@ class ReplayAlgorithm(Tunable):
         return due
 
     def sample(self, replay: Replay, **how: Any) -> Batch:
-        """A batch on the device."""
+        """A batch on the device, but for its index, which is of use only here."""
         batch = replay.sample(self.hp.batch_size, self.rng, gamma=self.hp.gamma, **how)
-        return to_device(batch, self.device)  # type: ignore[no-any-return]
+        return {key: value if key == "index" else to_device(value, self.device) for key, value in batch.items()}
 
     def one_step(self, replay: Replay) -> dict[str, Tensor]:
         """One gradient step; returns numbers to report, without waiting for them."""
@@ -101,3 +110,10 @@ class ReplayAlgorithm(Tunable):
         self.rng.bit_generator.state = state["rng"]
         self.gradient_steps = state["gradient_steps"]
         self.learned, self.owed = state["learned"], state["owed"]
+
+
+def bytes_of(space: gym.Space) -> int:
+    """What one element of a space takes as arrays."""
+    if isinstance(space, gym.spaces.Dict):
+        return sum(bytes_of(part) for part in space.spaces.values())
+    return math.prod(space.shape or ()) * np.dtype(space.dtype).itemsize

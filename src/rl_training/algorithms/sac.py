@@ -28,18 +28,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SACHyperparameters(ReplayHyperparameters):
-    initial_alpha: float = setting(1.0, "where a learned alpha begins", low=1e-8)
     deterministic_eval: bool = setting(True, "evaluate the middle of the policy; False: sample")
     learning_rate: float = scalar(3e-4, "step size of the actor's optimizer, and of the others that have none")
     critic_learning_rate: float | None = scalar(None, "step size of the critics' optimizer; None: learning_rate")
-    alpha_learning_rate: float | None = scalar(None, "step size of alpha's optimizer; None: learning_rate")
-    alpha: float | None = scalar(None, "what a nat of entropy is worth in reward; None (auto): learned", auto=True)
+    alpha: float | None = scalar(None, "what a nat of entropy is worth in reward; auto: learned", auto=True)
+    initial_alpha: float = setting(1.0, "where a learned alpha begins", low=1e-8, needs=("alpha", None))
+    alpha_learning_rate: float | None = scalar(
+        None, "step size of alpha's optimizer; None: learning_rate", needs=("alpha", None)
+    )
     target_entropy: float | None = scalar(
         None,
-        "of the policy over actions in [-1, 1], in nats, which alpha is learned for; None (auto): minus the number of "
+        "of the policy over actions in [-1, 1], in nats, which alpha is learned for; auto: minus the number of "
         "action dimensions",
         low=-math.inf,
         auto=True,
+        needs=("alpha", None),
     )
 
 
@@ -75,13 +78,8 @@ class SAC(ReplayAlgorithm):
         """The algorithm with a fresh model for these spaces."""
         if not (isinstance(spaces.action, gym.spaces.Box) and spaces.action.shape):
             raise InputError(
-                f"soft actor-critic acts in Box spaces of floats, not {spaces.action}: use dqn or ppo, or a "
-                "gymnasium.ActionWrapper that offers a Box"
-            )
-        if hp.alpha is not None and hp.target_entropy is not None:
-            raise InputError(
-                f"target_entropy {hp.target_entropy:g} has no effect, because alpha is fixed at {hp.alpha:g}: drop one "
-                "of them, or give alpha: auto to have it learned"
+                f"soft actor-critic acts in Box spaces of floats with at least one axis, not {spaces.action}: use dqn "
+                "or ppo, or a gymnasium.ActionWrapper that offers such a Box"
             )
         model = SACModel(spaces, hp.hidden_sizes, hp.activation, initial_alpha=hp.initial_alpha)
         return cls(model, spaces, hp, rng=rng, device=device)

@@ -7,7 +7,6 @@ newest; the others of an episode's first stack stand in rows of their own before
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
@@ -217,22 +216,11 @@ class Replay:
     def _allocate(self, step: Step) -> None:
         obs = tree_map(lambda x: x[:, -1], step["obs"]) if self.stack > 1 else step["obs"]
         stored = {key: value for key, value in step.items() if key not in NOT_STORED}
-        self._check_memory({"obs": obs, **stored})
         self.obs = tree_map(self._empty, obs)
         self.columns = {key: self._empty(value) for key, value in stored.items()}
 
     def _empty(self, like: Array) -> Array:
         return np.zeros((self.num_envs * self.ring, *like.shape[1:]), like.dtype)
-
-    def _check_memory(self, row: Any) -> None:
-        sizes: list[int] = []
-        tree_map(lambda x: sizes.append(x.nbytes // len(x)), row)
-        needed, there = sum(sizes) * self.ring * self.num_envs, _physical_memory()
-        if there and needed > there:
-            raise InputError(
-                f"buffer_capacity: a replay of {self.rows * self.num_envs:,} steps takes {needed / 1e9:,.1f} GB, and "
-                f"this machine has {there / 1e9:,.1f} GB: lower buffer_capacity"
-            )
 
     def hold(self) -> Callable[[], None]:
         """Keep what `state_dict` gives as it is, until the function returned is called; from any thread."""
@@ -323,11 +311,3 @@ def _priorities(places: int, exponent: float) -> Priorities:
     from rl_training.data.priorities import Priorities  # numba takes longer to import than all the rest
 
     return Priorities(places, exponent)
-
-
-def _physical_memory() -> int:
-    """Bytes; 0 where the system does not say."""
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):
-        return 0

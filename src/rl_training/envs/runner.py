@@ -37,7 +37,8 @@ class EnvRunner:
     box_actions says what a policy means by a Box action: "clip" (Gaussian policies) gives the environment the clipped
     action and keeps the unclipped one; "scale" (tanh policies) maps [-1, 1] to the bounds. Without `training` rewards
     stay raw and the normaliser's statistics as they are. With `raw_steps` only the policy sees normalised observations:
-    a step holds what the environments gave, for a replay that normalises by the statistics of the day it is drawn.
+    a step holds what the environments gave (the reward's sign, where rewards are clipped), for a replay that
+    normalises by the statistics of the day it is drawn.
     The rows of `memory` are zero where an episode begins; the whole of it is None before the first step.
     """
 
@@ -254,13 +255,14 @@ def _clipped(space: spaces.Box) -> tuple[Callable[[Array], Array], gym.Space]:
 
 def _scaled(space: spaces.Box) -> tuple[Callable[[Array], Array], gym.Space]:
     low, high, dtype = space.low, space.high, space.dtype
-    if not (np.isfinite(low).all() and np.isfinite(high).all()):
+    with np.errstate(over="ignore", invalid="ignore"):
+        half_range = 0.5 * (high - low)
+    if not np.isfinite(half_range).all():  # also where bounds are finite only in name, such as the largest float32
         raise InputError(
             f"{space} is bounded by [{low.min()}, {high.max()}], but this algorithm's actions in [-1, 1] are scaled to "
             "the bounds: declare finite ones in the environment's action_space (a wrapper can), or use an algorithm "
             "with a Gaussian policy, such as ppo"
         )
-    half_range = 0.5 * (high - low)
 
     def scale(action: Array) -> Array:
         scaled = low + (action + 1.0) * half_range

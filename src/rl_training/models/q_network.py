@@ -9,7 +9,7 @@ import gymnasium as gym
 from torch import Tensor, nn
 
 from rl_training.config import InputError
-from rl_training.models.networks import Activation, NatureCNN, make_encoder, mlp
+from rl_training.models.networks import Activation, Encoder, NatureCNN, is_image, make_encoder, mlp
 from rl_training.types import Spaces, TensorTree
 
 
@@ -35,10 +35,12 @@ class QNetwork(nn.Module):
                 "gymnasium.ActionWrapper that offers a choice of actions"
             )
         actions = int(spaces.action.n)
-        self.encoder = make_encoder(spaces.observation, "torch")
-        if isinstance(self.encoder, NatureCNN):
+        self.encoder: Encoder
+        if is_image(spaces.observation):
             assert isinstance(spaces.observation, gym.spaces.Box)
             self.encoder, hidden_sizes = NatureCNN(spaces.observation, "torch", dense=False), (512,)
+        else:
+            self.encoder = make_encoder(spaces.observation, "torch")
         heads = (1, actions) if dueling else (actions,)
         streams = [mlp([self.encoder.size, *hidden_sizes, out], activation, init="torch") for out in heads]
         self.head = Dueling(*streams) if dueling else streams[0]
@@ -56,5 +58,3 @@ class Dueling(nn.Module):
     def forward(self, features: Tensor) -> Tensor:
         value, advantage = self.value(features), self.advantage(features)
         return cast(Tensor, value + advantage - advantage.mean(-1, keepdim=True))
-
-

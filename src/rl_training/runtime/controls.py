@@ -59,8 +59,13 @@ def find(kwargs: Mapping[str, Any], name: str) -> Given | None:
     return Given(used[0], *(kwargs.get(used[0] + part) for part in PARTS))
 
 
-def is_given(name: str, kwargs: Mapping[str, Any]) -> bool:
-    return any(n + part in kwargs for n in names_of(name) for part in PARTS)
+def is_given(name: str, kwargs: Mapping[str, Any], parts: tuple[str, ...] = PARTS) -> bool:
+    return any(n + part in kwargs for n in names_of(name) for part in parts)
+
+
+def has_value(name: str, kwargs: Mapping[str, Any]) -> bool:
+    """Whether more is said of the number than how to warm it up."""
+    return is_given(name, kwargs, ("", "_schedule"))
 
 
 def read_schedule(given: Given | None, default: float | None) -> Schedule | None:
@@ -109,12 +114,20 @@ class Field(NamedTuple):
     is_scalar: bool
     auto: bool = False  # None is also spelt auto
     schedule: Callable[..., dict[str, Any]] | None = None  # of the default, from the settings its parameters name
-    needs: str | None = None  # the switch without which it is None
+    needs: tuple[str, Any] | None = None  # another one and its value, without which this has no effect
 
     @property
     def sources(self) -> tuple[str, ...]:
         """The settings that the default is made from."""
         return tuple(signature(self.schedule).parameters) if self.schedule else ()
+
+    @property
+    def optional(self) -> bool:
+        """Whether None switches it off."""
+        return type(None) in get_args(self.hint)
+
+    def idle(self, values: Mapping[str, Any]) -> bool:
+        return self.needs is not None and values.get(*self.needs) != self.needs[1]
 
     @property
     def is_int(self) -> bool:
@@ -153,7 +166,7 @@ class Controls:
         self.hyperparameters, self.horizon = hyperparameters, horizon
         self.fields = fields_of(hyperparameters)
         self.scalars = scalar_names(hyperparameters)
-        problems = unknown_keys(hyperparameters, kwargs) + idle_settings(self.fields, kwargs)
+        problems = unknown_keys(hyperparameters, kwargs) + unused_sources(self.fields, kwargs)
         self.schedules: dict[str, Schedule] = {}
         values: dict[str, Any] = {}
         for field in self.fields.values():
@@ -168,14 +181,14 @@ class Controls:
         # Of a number and the settings that make its default schedule, only one may be given: the other is implied.
         made = [f for f in self.fields.values() if f.sources]
         self._implied = {x for f in made for x in (f.sources if is_given(f.name, kwargs) else (f.name,))}
-        self._implied |= {f.name for f in self.fields.values() if f.needs and not values[f.needs]}
+        self._implied |= {f.name for f in self.fields.values() if f.idle(values)}
 
     def at(self, step: int) -> Any:
         """The hyperparameters in force at `step`, as an instance of the algorithm's own class."""
         if not self.varying:
             return self.initial
         hp: Any = object.__new__(self.hyperparameters)
-        # Past the frozen class's guard: dataclasses.replace costs 20 times as much, at every step of a replay loop.
+        # Past the frozen class's guard and its __init__: dataclasses.replace costs 20 times as much, at every step.
         hp.__dict__.update(self.initial.__dict__)
         for name, schedule in self.varying.items():
             hp.__dict__[name] = self._value(self.fields[name], schedule, step)
@@ -191,18 +204,17 @@ class Controls:
         both = plain | {name: dump_schedule(schedule) for name, schedule in self.varying.items()}
         return {name: value for name, value in both.items() if name not in self._implied}
 
-    def _read(self, field: Field, kwargs: Mapping[str, Any], settings: Mapping[str, Any]) -> Any:
+    def _read(self, field: Field, kwargs: Mapping[str, Any], before: Mapping[str, Any]) -> Any:
+        """One hyperparameter, given those declared before it."""
+        if field.idle(before):
+            return unused(field, kwargs)
         if not field.is_scalar:
             return read_setting(field, kwargs[field.name]) if field.name in kwargs else field.default
-        if field.needs is not None and not settings.get(field.needs, True):
-            if is_given(field.name, kwargs):
-                raise _Wrong(Problem((field.name,), f"has no effect without {field.needs}: true"))
-            return None
-        if field.schedule is not None and not is_given(field.name, kwargs):
-            if not settings.keys() >= set(field.sources):
+        if field.schedule is not None and not has_value(field.name, kwargs):
+            if not before.keys() >= set(field.sources):
                 raise _Wrong()  # one of them is wrong, which is reported there
-            made = field.schedule(**{name: settings[name] for name in field.sources})
-            kwargs = {field.name: made}
+            made = field.schedule(**{name: before[name] for name in field.sources})
+            kwargs = {**kwargs, field.name: made}  # a warm-up may have been given
         schedule = read_scalar(field, kwargs, self.horizon)
         if schedule is None:
             return None
@@ -226,11 +238,14 @@ def read_scalar(field: Field, kwargs: Mapping[str, Any], horizon: int) -> Schedu
         given = find(kwargs, field.name)
         if given is not None:
             key = given.key + next(part for part in ("_schedule", "", "_warmup_steps") if given.key + part in kwargs)
-            if kwargs[key] is None and field.default is not None:
+            if kwargs[key] is None and not field.optional:
                 raise ValueError("should be a number or a schedule, got nothing")
             if field.auto and given.fixed == "auto":
+                if given.schedule is not None:
+                    raise ValueError(f"is auto, so {given.key + '_schedule'!r} has no effect: drop one of them")
                 given = given._replace(fixed=None)
-        schedule = read_schedule(given, field.default)
+        off = given is not None and field.optional and given.fixed is None and given.key in kwargs
+        schedule = read_schedule(given, None if off else field.default)
         if schedule is not None:
             check_order(schedule, horizon)
             check_bounds(field, schedule, horizon)
@@ -296,13 +311,23 @@ def unknown_keys(hyperparameters: type, kwargs: Mapping[str, Any]) -> list[Probl
     return [Problem((key,), _unknown(str(key), hyperparameters, known)) for key in kwargs if key not in known]
 
 
-def idle_settings(fields: Mapping[str, Field], kwargs: Mapping[str, Any]) -> list[Problem]:
+def unused(field: Field, kwargs: Mapping[str, Any]) -> Any:
+    """The value of a hyperparameter that has no effect; to give it one is an error."""
+    assert field.needs is not None
+    for key in (field.name + part for part in PARTS):
+        if kwargs.get(key) not in (None, "auto"):
+            other, value = field.needs
+            raise _Wrong(Problem((key,), f"has no effect without {other}: {'auto' if value is None else 'true'}"))
+    return None if field.is_scalar else field.default
+
+
+def unused_sources(fields: Mapping[str, Field], kwargs: Mapping[str, Any]) -> list[Problem]:
     """Settings that would make a default which is not used."""
     return [
         Problem((name,), f"has no effect, because {field.name} is given: drop one of them")
         for field in fields.values()
         for name in field.sources
-        if name in kwargs and is_given(field.name, kwargs)
+        if name in kwargs and has_value(field.name, kwargs)
     ]
 
 

@@ -16,18 +16,23 @@ from rl_training.types import Decision, Observation
 
 
 def run_off_policy(config: TrainConfig, recipe: Recipe, **options: Any) -> TrainResult:
-    with TrainingRun(config, recipe, **options) as run:
+    with TrainingRun(config, recipe, prepare=keep_replay, **options) as run:
         algorithm, runner = cast(OffPolicyAlgorithm, run.algorithm), run.runner
-        replay = algorithm.make_replay(config.num_envs)
-        replay.scaling = run.normalizer
-        run.keep("replay", replay, in_best=False)
+        replay, starts = run.parts["replay"], algorithm.hp.learning_starts
         at_random = uniform_actions(runner.spaces.action)
+        if starts >= config.total_timesteps:
+            run.progress.message(f"nothing will be learned: learning starts at step {starts:,}, see learning_starts")
         while run.running:
-            act = at_random if run.step < algorithm.hp.learning_starts else algorithm.act
-            replay.add(runner.step(act))
+            replay.add(runner.step(at_random if run.step < starts else algorithm.act))
             run.advance(runner.live_steps)
             run.record(algorithm.learn(replay))
         return run.finish()
+
+
+def keep_replay(run: TrainingRun) -> None:
+    replay = cast(OffPolicyAlgorithm, run.algorithm).make_replay(run.config.num_envs)
+    replay.scaling = run.normalizer
+    run.keep("replay", replay, in_best=False)
 
 
 def uniform_actions(space: gym.Space) -> Act:

@@ -73,7 +73,9 @@ class TrainingRun:
         callbacks: Sequence[Callback] = (),
         resume: Checkpoint | None = None,
         progress: str = "auto",
+        prepare: Callable[[TrainingRun], None] = lambda run: None,
     ) -> None:
+        """`prepare` keeps what a loop needs, before anything is written: see `keep`."""
         if config.algo != recipe.name:
             raise InputError(f"this trains {recipe.name}, but the config says algo: {config.algo}")
         self.config, self.recipe, self.resume = config, recipe, resume
@@ -93,6 +95,7 @@ class TrainingRun:
         self._build()
         try:
             self.callbacks = [*build_callbacks(config.callbacks), *callbacks]
+            prepare(self)
             for i, callback in enumerate(self.callbacks):
                 if hasattr(callback, "state_dict"):
                     self.keep(f"{CALLBACK}{i}", callback)

@@ -70,7 +70,7 @@ def _kwargs_schema(hyperparameters: type) -> dict[str, Any]:
         number = {"type": "number"} | _limits(field)
         for name in names_of(field.name):
             plain, schedule, warmup = (name + part for part in PARTS)
-            off = [{"type": "null"}] if field.default is None else []
+            off = [{"type": "null"}] if field.optional else []
             allowed = [number, {"$ref": "#/$defs/schedule"}, *off, *([{"const": "auto"}] if field.auto else [])]
             properties[plain] = {"anyOf": allowed} | _notes(field)
             properties[schedule] = {"$ref": "#/$defs/schedule_or_word", "description": f"schedule of {name}"}
