@@ -201,6 +201,7 @@ class Controls:
     def resolved(self) -> dict[str, Any]:
         """All hyperparameters with their defaults, as YAML that reads back to the same."""
         plain = {name: list(v) if isinstance(v := getattr(self.initial, name), tuple) else v for name in self.fields}
+        plain |= {name: "auto" for name, field in self.fields.items() if field.auto and plain[name] is None}
         both = plain | {name: dump_schedule(schedule) for name, schedule in self.varying.items()}
         return {name: value for name, value in both.items() if name not in self._implied}
 
