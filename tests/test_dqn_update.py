@@ -335,6 +335,45 @@ def test_priorities_are_the_errors_of_the_transitions_drawn() -> None:
         assert (priority > td_error.abs().numpy()).all()  # never zero, or it would never be drawn again
 
 
+@pytest.mark.parametrize("activation", ["relu", "tanh"])
+@pytest.mark.parametrize("double", [False, True])
+@pytest.mark.parametrize("hidden_sizes", [(), (16,), (32, 24)])
+def test_a_small_network_learns_in_numpy_what_it_would_in_torch(
+    activation: str, double: bool, hidden_sizes: tuple[int, ...]
+) -> None:
+    """Loss, errors and weights over several steps, with importance weights and errors on both sides of one."""
+    spaces = Spaces(Box(-np.inf, np.inf, (5,), np.float32), Discrete(4))
+    changes = {"activation": activation, "double": double, "hidden_sizes": hidden_sizes, "learning_rate": 0.01}
+    fast, slow = (make_dqn(spaces, **changes) for _ in range(2))
+    slow.load_state_dict(fast.state_dict())
+    slow.network = None
+    assert fast.network is not None
+    rng = np.random.default_rng(1)
+    for step in range(6):
+        obs, next_obs = torch.from_numpy(rng.standard_normal((2, 32, 5), dtype=np.float32))
+        reward, weight = torch.from_numpy(rng.standard_normal((2, 32), dtype=np.float32))
+        batch = {
+            "obs": obs,
+            "next_obs": next_obs,
+            "action": torch.from_numpy(rng.integers(4, size=32)),
+            "reward": 2 * reward,
+            "discount": torch.from_numpy(rng.choice(np.array([0.0, 0.9], np.float32), 32)),
+            **({"weight": weight.abs()} if step % 2 else {}),
+        }
+        (report, error), (expected, expected_error) = fast.update(batch), slow.update(batch)
+        torch.testing.assert_close(error, expected_error, atol=1e-5, rtol=1e-5)
+        assert {k: v.item() for k, v in report.items()} == pytest.approx(
+            {k: v.item() for k, v in expected.items()}, rel=1e-4
+        )
+        if step == 2:
+            for dqn in (fast, slow):
+                dqn.move_target()
+    for name, value in fast.model.state_dict().items():
+        torch.testing.assert_close(value, slow.model.state_dict()[name], atol=1e-5, rtol=1e-4)
+    large = make_dqn(spaces, hidden_sizes=(512, 512))
+    assert large.network is None
+
+
 @pytest.mark.parametrize("epsilon", [0.0, 0.1, 0.5, 1.0])
 def test_every_environment_tosses_a_coin_of_its_own(epsilon: float) -> None:
     dqn = make_dqn(TABLE, hidden_sizes=(), epsilon=epsilon, learning_starts=0)

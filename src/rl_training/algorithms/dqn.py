@@ -10,18 +10,21 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from rl_training.algorithms.base import scalar, setting
-from rl_training.algorithms.optim import Adam, FlatParameters, gradient_step
+from rl_training.algorithms.optim import Adam, FlatParameters, backward, clipped_step
 from rl_training.algorithms.replay_based import CAPACITY, ReplayAlgorithm, ReplayHyperparameters
 from rl_training.data.replay import Replay
-from rl_training.models.acting import make_forward
+from rl_training.models.acting import NumpyForward, flat, make_forward
+from rl_training.models.numpy_mlp import NumpyMLP
 from rl_training.models.q_network import QNetwork
 from rl_training.types import Batch, Decision, Observation, Spaces, State
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+SMALL = 1 << 18  # multiplications of a layer up to which numpy outruns torch: beyond, its BLAS starts threads
 
 
 def exploration(exploration_fraction: float = 0.1, final_epsilon: float = 0.05) -> dict[str, Any]:
@@ -88,6 +91,10 @@ class DQN(ReplayAlgorithm):
         self.target = FlatParameters(self.target_model.parameters())
         self.target_model.requires_grad_(False)
         self.forward = make_forward(self.model.encoder, self.model.head)
+        self.network: NumpyMLP | None = None
+        if isinstance(self.forward, NumpyForward) and hp.batch_size * max(hp.hidden_sizes, default=1) ** 2 <= SMALL:
+            heads = cast(nn.Sequential, self.model.head), cast(nn.Sequential, self.target_model.head)
+            self.network, self.target_network = map(NumpyMLP, heads)
         self.synced = 0  # env steps at the last move of the target network
 
     @classmethod
@@ -130,13 +137,35 @@ class DQN(ReplayAlgorithm):
 
     def update(self, batch: Batch) -> tuple[dict[str, Tensor], Tensor]:
         """One gradient step; returns what to report, and the errors Q - target [B]."""
-        hp = self.hp
+        loss, q, error = self.gradient(batch) if self.network is None else self.gradient_in_numpy(batch)
+        norm = clipped_step(self.optimizer, lr=self.hp.learning_rate, max_grad_norm=self.hp.max_grad_norm)
+        return {"loss": loss, "q_value": q.mean(), "grad_norm": norm}, error
+
+    def gradient(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+        """Leave the loss's gradient with the optimizer; returns the loss, Q [B] and Q - target [B]."""
         target = self.targets(batch)
         q = self.model(batch["obs"]).gather(1, batch["action"].unsqueeze(1)).squeeze(1)
         loss = huber(q, target, batch.get("weight"))
-        norm = gradient_step(self.optimizer, loss, lr=hp.learning_rate, max_grad_norm=hp.max_grad_norm)
-        q = q.detach()
-        return {"loss": loss.detach(), "q_value": q.mean(), "grad_norm": norm}, q - target
+        backward(self.optimizer, loss)
+        return loss.detach(), q.detach(), q.detach() - target
+
+    def gradient_in_numpy(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+        """`gradient` by hand, for small networks: the slope of Huber's loss is the error, at most one."""
+        assert self.network is not None
+        arrays = {key: value.numpy() for key, value in batch.items()}
+        obs, next_obs, rows = flat(arrays["obs"]), flat(arrays["next_obs"]), np.arange(len(arrays["reward"]))
+        next_q = self.target_network(next_obs)
+        value = next_q[rows, self.network(next_obs).argmax(1)] if self.hp.double else next_q.max(1)
+        q_of_all = self.network(obs)
+        q = q_of_all[rows, arrays["action"]]
+        error = q - (arrays["reward"] + arrays["discount"] * value)
+        slope = error.clip(-1, 1)
+        weight = arrays.get("weight", np.float32(1))
+        gradient = np.zeros_like(q_of_all)
+        gradient[rows, arrays["action"]] = slope * weight / np.float32(len(rows))
+        self.network.backward(obs, gradient)
+        loss = (slope * (error - 0.5 * slope) * weight).mean()  # e^2 / 2 up to one, |e| - 1/2 beyond
+        return torch.as_tensor(loss), torch.from_numpy(q), torch.from_numpy(error)
 
     @torch.no_grad()
     def targets(self, batch: Batch) -> Tensor:

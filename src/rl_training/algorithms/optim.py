@@ -108,13 +108,12 @@ class RMSprop(Optimizer):
         self.parameters.vector.addcdiv_(gradient, root, value=-lr)
 
 
-def backward(optimizer: Optimizer, loss: Tensor) -> Tensor:
-    """The gradient of `loss`, as one vector."""
+def backward(optimizer: Optimizer, loss: Tensor) -> None:
+    """Make the optimizer's gradient that of `loss`."""
     gradient = optimizer.parameters.gradient
     gradient.zero_()
     # Only these: what the loss passes through on its way, such as a critic, needs no gradient of its own.
     loss.backward(inputs=optimizer.parameters.parameters)  # type: ignore[no-untyped-call]
-    return gradient
 
 
 def descend(optimizer: Optimizer, loss: Tensor, *, lr: float) -> None:
@@ -125,7 +124,13 @@ def descend(optimizer: Optimizer, loss: Tensor, *, lr: float) -> None:
 
 def gradient_step(optimizer: Optimizer, loss: Tensor, *, lr: float, max_grad_norm: float | None) -> Tensor:
     """`descend` with a gradient no longer than `max_grad_norm`; returns its norm before clipping."""
-    gradient = backward(optimizer, loss)
+    backward(optimizer, loss)
+    return clipped_step(optimizer, lr=lr, max_grad_norm=max_grad_norm)
+
+
+def clipped_step(optimizer: Optimizer, *, lr: float, max_grad_norm: float | None) -> Tensor:
+    """One step along the gradient as it is, shortened where it is longer; returns its norm before that."""
+    gradient = optimizer.parameters.gradient
     norm: Tensor = torch.linalg.vector_norm(gradient)
     if max_grad_norm is not None:
         gradient.mul_((max_grad_norm / (norm + 1e-6)).clamp_(max=1.0))

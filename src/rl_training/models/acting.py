@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from rl_training.models.networks import Encoder, Flatten
+from rl_training.models.numpy_mlp import NumpyMLP, is_simple
 from rl_training.types import Array, Observation
 
 Forward: TypeAlias = Callable[[Observation], list[Array]]  # [N, ...] -> [N, out] of each network, yours to keep
@@ -23,7 +24,7 @@ def make_forward(encoder: Encoder, *networks: nn.Module) -> Forward:
     """The fastest way through networks behind one encoder, where they are now; make it anew after moving them."""
     on_cpu = all(p.device.type == "cpu" for network in networks for p in network.parameters())
     plain = isinstance(encoder, Flatten) and not encoder.is_bytes
-    if on_cpu and plain and all(_is_simple(network) for network in networks):
+    if on_cpu and plain and all(is_simple(network) for network in networks):
         return NumpyForward(*networks)
     return TorchForward(encoder, *networks)
 
@@ -50,50 +51,9 @@ class NumpyForward:
         self.networks = [NumpyMLP(network) for network in networks if isinstance(network, nn.Sequential)]
 
     def __call__(self, obs: Observation) -> list[Array]:
-        x = np.ascontiguousarray(obs, np.float32).reshape(len(obs), -1)
+        x = flat(obs)
         # Copies: what leaves here may outlive the next call, the buffers do not.
         return [network(x).copy() for network in self.networks]
-
-
-class NumpyMLP:
-    """An nn.Sequential of Linear, Tanh and ReLU, evaluated in numpy into buffers that are reused."""
-
-    def __init__(self, network: nn.Sequential) -> None:
-        self.layers: list[tuple[Array, Array, np.ufunc | None]] = []  # (W^T, b, activation)
-        modules = list(network)
-        for linear, activation in zip(modules[::2], [*modules[1::2], None], strict=True):
-            assert isinstance(linear, nn.Linear)
-            weight, bias = linear.weight.detach().numpy().T, linear.bias.detach().numpy()
-            self.layers.append((weight, bias, None if activation is None else _ACTIVATIONS[type(activation)]))
-        self.buffers: dict[int, list[Array]] = {}
-
-    def __call__(self, x: Array) -> Array:
-        """[N, in] -> [N, out], valid until the next call."""
-        buffers = self.buffers.get(len(x))
-        if buffers is None:
-            buffers = [np.empty((len(x), len(bias)), np.float32) for _, bias, _ in self.layers]
-            self.buffers[len(x)] = buffers
-        for (weight, bias, activation), out in zip(self.layers, buffers, strict=True):
-            x.dot(weight, out)
-            np.add(out, bias, out)
-            if activation is not None:
-                activation(out, out)
-            x = out
-        return x
-
-
-def _relu(x: Array, out: Array) -> None:
-    np.maximum(x, np.float32(0), out=out)
-
-
-_ACTIVATIONS: dict[type, Any] = {nn.Tanh: np.tanh, nn.ReLU: _relu}
-
-
-def _is_simple(network: nn.Module) -> bool:
-    if not isinstance(network, nn.Sequential):
-        return False
-    modules = list(network)
-    return all(isinstance(m, nn.Linear) for m in modules[::2]) and all(type(m) in _ACTIVATIONS for m in modules[1::2])
 
 
 def to_tensors(obs: Observation, device: torch.device) -> Any:
@@ -101,3 +61,8 @@ def to_tensors(obs: Observation, device: torch.device) -> Any:
     if isinstance(obs, dict):
         return {key: torch.as_tensor(x, device=device) for key, x in obs.items()}
     return torch.as_tensor(obs, device=device)
+
+
+def flat(obs: Observation) -> Array:
+    """Observations [N, ...] of a plain Box as float32 vectors [N, size]."""
+    return np.ascontiguousarray(obs, np.float32).reshape(len(obs), -1)
