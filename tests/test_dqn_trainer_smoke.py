@@ -8,6 +8,7 @@ import pytest
 
 from rl_training import load_config, resume_training, train
 from rl_training.config import ConfigError, InputError
+from rl_training.runtime.checkpoints import load_checkpoint
 from rl_training.runtime.dqn_trainer import train_dqn
 from smoke import check_run
 from test_contract import assert_same_future
@@ -102,6 +103,25 @@ def test_other_backends_and_stacks_resume_exactly(tiny_config, env_kwargs):
     )
     resumed = resume_training(half.checkpoint_path, progress="silent")
     assert_same_future(whole.checkpoint_path, resumed.checkpoint_path)
+
+
+def test_frames_and_lost_lives_resume_exactly(tiny_config):
+    """Breakout without FIRE at its lives' ends loses one soon: the first stack of the next then shows the last."""
+    pytest.importorskip("ale_py")
+    env_kwargs = {"backend": "sync", "max_num_frames_per_episode": 200, "wrappers": {"atari": True, "frame_stack": 4}}
+    config = {"env_id": "ALE/Breakout-v5", "total_timesteps": 140, "env_kwargs": env_kwargs, "eval_episodes": 1}
+    kwargs = {"learning_starts": 80, "utd_ratio": 0.05, "buffer_capacity": 90, "eval_epsilon": 0.1}
+    whole = train(tiny_config("dqn", config, **kwargs), progress="silent")
+    half = train(
+        tiny_config("dqn", config, **kwargs),
+        callbacks=[lambda run: run.stop("half way") if run.step >= 100 else None],
+        progress="silent",
+    )
+    resumed = resume_training(half.checkpoint_path, progress="silent")
+    assert_same_future(whole.checkpoint_path, resumed.checkpoint_path)
+    saved = load_checkpoint(whole.checkpoint_path).state["replay"]
+    ends = sum(int(part.sum()) for part in saved["columns"]["terminated"])
+    assert ends > 0
 
 
 def test_the_replay_is_saved_with_the_checkpoint_but_not_with_the_best(tiny_config):
