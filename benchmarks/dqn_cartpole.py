@@ -2,6 +2,7 @@
 
 From step 1,000 on, every fourth env step is followed by a gradient step.
 
+make bench
 python benchmarks/dqn_cartpole.py --steps 50000 --repeats 5
 """
 

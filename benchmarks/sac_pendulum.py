@@ -2,7 +2,8 @@
 
 From step 100 on, each env step is followed by a gradient step.
 
-python benchmarks/sac_pendulum.py --steps 5000 --repeats 5
+make bench
+python benchmarks/sac_pendulum.py --steps 5000 --repeats 3
 """
 
 from __future__ import annotations
@@ -18,6 +19,6 @@ if __name__ == "__main__":
         __doc__,
         ours({"algo": "sac", "env_id": "Pendulum-v1", "num_envs": 1, "algo_kwargs": SHARED | OURS}),
         theirs("SAC", "Pendulum-v1", 1, SHARED | THEIRS),
-        steps=20_000,
+        steps=5_000,
         repeats=3,
     )

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from rl_training import ALGORITHMS, TrainConfig
+from rl_training.runtime import run
 
 REPOSITORY = Path(__file__).parents[1]
 TINY: dict[str, dict[str, Any]] = {  # sizes that make an algorithm's run take a moment
@@ -59,3 +60,15 @@ def tiny_config(tmp_path: Path) -> Any:
         return TrainConfig(**{**defaults, **(config or {})}, algo_kwargs={**TINY[algo], **algo_kwargs})
 
     return make
+
+
+@pytest.fixture
+def scores(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Evaluations of a run give these returns, one after the other."""
+    values: list[float] = []
+
+    def evaluate(*_: Any, **__: Any) -> dict[str, float]:
+        return {"eval_return_mean": values.pop(0), "eval_return_std": 0.0, "eval_episodes": 1}
+
+    monkeypatch.setattr(run, "evaluate", evaluate)
+    return values

@@ -41,12 +41,15 @@ def experience(algorithm: Any, runner: probes.ProbeRunner, steps: int) -> Any:
     return algorithm
 
 
-def learn(env: Callable[[], gym.Env], *, steps: int = 200, **changes: Any) -> DQN:
+def trained(algorithm: Any, hp: Any, env: Callable[[], gym.Env], steps: int) -> Any:
     torch.manual_seed(0)
     runner = probes.ProbeRunner([env() for _ in range(NUM_ENVS)])
-    hp = DQNHyperparameters(**{**DQN_HP, **changes})
-    dqn = DQN.build(runner.spaces, hp, rng=np.random.default_rng(0), device=torch.device("cpu"))
-    return experience(dqn, runner, steps)
+    built = algorithm.build(runner.spaces, hp, rng=np.random.default_rng(0), device=torch.device("cpu"))
+    return experience(built, runner, steps)
+
+
+def learn(env: Callable[[], gym.Env], *, steps: int = 200, **changes: Any) -> DQN:
+    return trained(DQN, DQNHyperparameters(**{**DQN_HP, **changes}), env, steps)
 
 
 @torch.no_grad()
@@ -128,11 +131,7 @@ SAC_HP = {
 
 
 def learn_sac(env: Callable[[], gym.Env], *, steps: int = 250, **changes: Any) -> SAC:
-    torch.manual_seed(0)
-    runner = probes.ProbeRunner([env() for _ in range(NUM_ENVS)])
-    hp = SACHyperparameters(**{**SAC_HP, **changes})
-    sac = SAC.build(runner.spaces, hp, rng=np.random.default_rng(0), device=torch.device("cpu"))
-    return experience(sac, runner, steps)
+    return trained(SAC, SACHyperparameters(**{**SAC_HP, **changes}), env, steps)
 
 
 @torch.no_grad()

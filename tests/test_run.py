@@ -94,15 +94,6 @@ def test_every_use_of_the_seed_has_its_own_stream():
     assert seed_of(0, "model") != seed_of(1, "model")
 
 
-@pytest.fixture
-def scores(monkeypatch):
-    """Evaluations give these returns, one after the other."""
-    values = []
-    result = lambda *_, **__: {"eval_return_mean": values.pop(0), "eval_return_std": 0.0, "eval_episodes": 1}  # noqa: E731
-    monkeypatch.setattr(run_module, "evaluate", result)
-    return values
-
-
 def best_step(run_dir):
     return load_checkpoint(run_dir / "checkpoints" / "best").step
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -36,8 +37,8 @@ class ReplayHyperparameters:
     train_frequency: int = scalar(1, "env steps between bursts of gradient steps", low=1)
 
 
-class ReplayAlgorithm(Tunable):
-    """Counts in env steps: `utd_ratio` of them give a gradient step, however many environments and however bundled."""
+class ReplayAlgorithm(Tunable, ABC):
+    """Every env step is worth `utd_ratio` gradient steps, however many environments there are and however bundled."""
 
     hp: Any
 
@@ -94,9 +95,9 @@ class ReplayAlgorithm(Tunable):
         batch = replay.sample(self.hp.batch_size, self.rng, gamma=self.hp.gamma, **how)
         return {key: value if key == "index" else to_device(value, self.device) for key, value in batch.items()}
 
+    @abstractmethod
     def one_step(self, replay: Replay) -> dict[str, Tensor]:
         """One gradient step; returns numbers to report, without waiting for them."""
-        raise NotImplementedError
 
     def state_dict(self) -> State:
         return {

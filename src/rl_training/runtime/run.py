@@ -296,7 +296,7 @@ class TrainingRun:
     def _write(
         self, path: Path, *, wait: bool, left_out: Collection[str] = (), then: Callable[[], None] = lambda: None
     ) -> None:
-        config, info = config_to_dict(self.config, self.controls), self._info(left_out)
+        config, info = config_to_dict(self.config, self.controls), self._info()
 
         def write(state: dict[str, State]) -> None:
             save_checkpoint(path, state=state, config=config, info=info)
@@ -305,7 +305,7 @@ class TrainingRun:
         parts = {name: part for name, part in self.parts.items() if name not in left_out}
         self.saver.save(parts, write, wait=wait)
 
-    def _info(self, left_out: Collection[str]) -> dict[str, Any]:
+    def _info(self) -> dict[str, Any]:
         spaces = self.runner.spaces
         return {
             "global_step": self.step,
@@ -318,7 +318,6 @@ class TrainingRun:
                 "env_observation": space_to_json(self.envs.layout.source),
                 "env_action": space_to_json(self.envs.single_action_space),
             },
-            "left_out": list(left_out),
         }
 
     def state_dict(self) -> State:
