@@ -78,6 +78,29 @@ def test_actions_are_uniform_until_learning_starts(tiny_config):
         assert abs(share - quantile) < 5 * math.sqrt(quantile * (1 - quantile) / 2000)
 
 
+@pytest.mark.parametrize("algo", ["dqn", "sac"])
+def test_the_replay_keeps_raw_steps_and_gives_normalised_ones(tiny_config, algo):
+    """By the statistics of the moment they are drawn, which are those that the policy sees its observations by."""
+    looks = []
+
+    def look(run):
+        replay = run.parts["replay"]
+        index, _ = replay.draw(16, np.random.default_rng(0))
+        batch, raw = replay.transitions(index, gamma=0.9), replay.obs[index]
+        np.testing.assert_array_equal(batch["obs"], run.normalizer.observation(raw))
+        np.testing.assert_array_equal(batch["reward"], run.normalizer.scale_reward(replay.columns["reward"][index]))
+        np.testing.assert_array_equal(run.runner.obs, run.normalizer.observation(run.envs.obs))
+        if replay.under_way.all():
+            newest = np.arange(2) * replay.ring + replay.cursor % replay.ring
+            np.testing.assert_array_equal(replay.obs[newest], run.envs.obs)
+            looks.append(np.abs(batch["obs"].numpy() - raw).max())
+
+    config = {"env_kwargs": {"wrappers": {"normalize_observation": True, "normalize_reward": True}}}
+    kwargs = {"n_step": 1} if algo == "dqn" else {}
+    train(tiny_config(algo, config, **kwargs), callbacks=[look], progress="silent")
+    assert max(looks) > 0.1
+
+
 @pytest.mark.parametrize("learning_starts", [0, 32])
 def test_sac_resumes_from_best_with_an_empty_replay(tiny_config, capsys, learning_starts):
     config = tiny_config("sac", {"eval_interval": 256}, learning_starts=learning_starts, utd_ratio=1.0)
