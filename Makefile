@@ -35,6 +35,7 @@ bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/ppo_cartpole.py
 	$(BIN)/python benchmarks/dqn_cartpole.py
 	$(BIN)/python benchmarks/sac_pendulum.py
+	$(BIN)/python benchmarks/search_speed.py
 
 docs: $(VENV)/.dev
 	$(BIN)/rl-training config reference > docs/config.md

@@ -12,6 +12,24 @@ from rl_training import ALGORITHMS, TrainConfig
 from rl_training.runtime import run
 
 REPOSITORY = Path(__file__).parents[1]
+PLANNING: dict[str, Any] = {
+    "latent_size": 8,
+    "hidden_sizes": [16],
+    "channels": 4,
+    "value_limit": 10,
+    "reward_limit": 10,
+    "num_sampled_actions": 4,
+    "num_simulations": 3,
+    "unroll_steps": 2,
+    "n_step": 3,
+    "batch_size": 8,
+    "buffer_capacity": 300,
+    "learning_starts": 32,
+    "target_update_interval": 64,
+    "reanalyse_ratio": 0.5,
+    "priority_exponent": 0.6,
+    "utd_ratio": 0.0625,
+}
 TINY: dict[str, dict[str, Any]] = {  # sizes that make an algorithm's run take a moment
     "a2c": {"num_steps": 8},
     "dqn": {
@@ -24,6 +42,9 @@ TINY: dict[str, dict[str, Any]] = {  # sizes that make an algorithm's run take a
         "n_step": 2,
         "prioritized": True,
     },
+    "efficientzero": PLANNING | {"lstm_horizon": 1, "n_step_decay": 100},
+    "gumbel_muzero": PLANNING,
+    "muzero": PLANNING,
     "ppo": {"num_steps": 16, "num_minibatches": 2, "update_epochs": 2},
     "sac": {
         "hidden_sizes": [16, 16],
@@ -31,6 +52,26 @@ TINY: dict[str, dict[str, Any]] = {  # sizes that make an algorithm's run take a
         "buffer_capacity": 300,
         "learning_starts": 32,
         "utd_ratio": 0.5,
+    },
+    "scalezero": {
+        "hidden_sizes": [8],
+        "width": 8,
+        "layers": 1,
+        "heads": 2,
+        "num_experts": 2,
+        "expert_size": 8,
+        "adapter_rank": 2,
+        "value_limit": 10,
+        "reward_limit": 10,
+        "num_simulations": 5,
+        "unroll_steps": 2,
+        "n_step": 3,
+        "batch_size": 8,
+        "buffer_capacity": 300,
+        "learning_starts": 32,
+        "reanalyse_ratio": 0.5,
+        "priority_exponent": 0.6,
+        "utd_ratio": 0.0625,
     },
 }
 ENVS = {  # one for each algorithm, of those that it can act in
@@ -68,7 +109,8 @@ def scores(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     values: list[float] = []
 
     def evaluate(*_: Any, **__: Any) -> dict[str, float]:
-        return {"eval_return_mean": values.pop(0), "eval_return_std": 0.0, "eval_episodes": 1}
+        value = values.pop(0)
+        return {"eval_return_mean": value, "eval_return_std": 0.0, "eval_return_min": value, "eval_episodes": 1}
 
     monkeypatch.setattr(run, "evaluate", evaluate)
     return values

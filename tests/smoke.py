@@ -14,6 +14,7 @@ ALWAYS = {
     "train_length_mean",
     "eval_return_mean",
     "eval_return_std",
+    "eval_return_min",
     "steps_per_second",
 }
 

@@ -14,7 +14,8 @@ PACKAGE = REPOSITORY / "src" / "rl_training"
 FILES = sorted(PACKAGE.rglob("*.py"))
 LAYERS = ["types", "config", "ops", "models", "data", "envs", "algorithms", "runtime", "cli", "__main__", "__init__"]
 RUNTIME = [  # within runtime, from the bottom up; what is not named is a leaf that may be used by any of these
-    "schedules", "controls", "run", "on_policy", "trainer", "registry", "loading", "workflows",
+    "schedules", "controls", "run", "multi_task", "off_policy", "on_policy",
+    "trainer", "registry", "loading", "workflows",
 ]  # fmt: skip
 
 
@@ -58,7 +59,7 @@ def test_only_the_runner_steps_environments():
 def test_the_shared_loop_names_no_algorithm():
     from rl_training import ALGORITHMS
 
-    for name in ("run.py", "on_policy.py", "evaluation.py", "workflows.py"):
+    for name in ("run.py", "on_policy.py", "off_policy.py", "multi_task.py", "evaluation.py", "workflows.py"):
         words = ast.dump(ast.parse((PACKAGE / "runtime" / name).read_text()))
         assert not [algo for algo in ALGORITHMS if f"'{algo}'" in words], name
 
@@ -77,7 +78,9 @@ def test_nothing_that_can_run_code_is_loaded():
 def test_files_and_functions_stay_readable():
     for path in FILES:
         text = path.read_text()
-        assert text.count("\n") <= 450, f"{path} is long: split it"
+        # All compiled code of the search is one file: numba's cache would not see that another has changed.
+        most = 600 if path.name == "tree.py" else 450
+        assert text.count("\n") <= most, f"{path} is long: split it"
         for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.FunctionDef) and path.name != "cli.py":
                 assert node.end_lineno - node.lineno < 65, f"{path.name}: {node.name} is long"

@@ -228,7 +228,7 @@ def test_environments_that_cannot_be_restored_are_named(tiny_config, capsys):
 def test_evaluate_a_checkpoint_a_run_folder_and_the_best(tiny_config):
     result = train(tiny_config("ppo", {"eval_interval": 64}), progress="silent")
     metrics = evaluate_checkpoint(result.checkpoint_path, num_episodes=3)
-    assert metrics.keys() == {"eval_return_mean", "eval_return_std", "eval_episodes"}
+    assert metrics.keys() == {"eval_return_mean", "eval_return_std", "eval_return_min", "eval_episodes"}
     assert metrics["eval_episodes"] == 3
     assert evaluate_checkpoint(result.run_dir, num_episodes=3) == metrics
     best = evaluate_checkpoint(result.run_dir / "checkpoints" / "best")

@@ -9,6 +9,7 @@ import pytest
 from conftest import REPOSITORY
 from rl_training import ALGORITHMS
 from rl_training.config import read_document
+from rl_training.runtime.loading import build_config
 from test_cli import cli
 
 README = (REPOSITORY / "README.md").read_text()
@@ -20,9 +21,14 @@ def blocks(text, language):
 
 
 def test_the_config_in_the_readme_is_the_one_that_was_drawn():
-    (shown,) = blocks(README, "yaml")
+    shown, *_ = blocks(README, "yaml")
     assert shown == (REPOSITORY / "configs" / "readme.yaml").read_text()
     cli("config", "check", REPOSITORY / "configs" / "readme.yaml")
+
+
+def test_every_config_in_the_readme_is_valid():
+    for block in blocks(README, "yaml"):
+        build_config(read_document(block, "README.md").data)
 
 
 def test_every_verb_in_the_readme_exists_with_its_options():

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from rl_training import load_config, resume_training, train
+from rl_training.algorithms.dqn import DQN
 from rl_training.config import ConfigError, InputError
 from rl_training.runtime.checkpoints import load_checkpoint
 from rl_training.runtime.dqn_trainer import train_dqn
@@ -173,3 +174,18 @@ def test_a_warm_up_alone_keeps_the_default_schedule(tiny_config):
 def test_clipping_can_be_switched_off(tiny_config):
     metrics = train(tiny_config("dqn", {"total_timesteps": 64}, max_grad_norm=None), progress="silent").metrics
     assert "max_grad_norm" not in metrics
+
+
+def test_the_algorithm_says_how_to_act_before_learning_starts(tiny_config, monkeypatch):
+    called = []
+    for name in ("warm_up", "act"):
+        original = getattr(DQN, name)
+
+        def note(self, *args, name=name, original=original, **options):
+            if options["explore"]:
+                called.append(name)
+            return original(self, *args, **options)
+
+        monkeypatch.setattr(DQN, name, note)
+    train(tiny_config("dqn", learning_starts=64), progress="silent")
+    assert called == ["warm_up"] * 32 + ["act"] * 96

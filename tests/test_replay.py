@@ -232,7 +232,9 @@ class Priorities:
 
 
 def prioritized(exponent: float = 0.6, steps: int = 70) -> tuple[Replay, NaiveReplay, Priorities, Any]:
-    replay, naive = Replay(50, 2, priority_exponent=exponent), NaiveReplay(50, 2)
+    replay, naive = Replay(50, 2, prioritized=True), NaiveReplay(50, 2)
+    assert replay.priorities is not None
+    replay.priorities.use_exponent(exponent)
     endless = stream(2)
     both(replay, naive, islice(endless, steps))
     priorities = Priorities(replay, naive, exponent=exponent)
@@ -366,3 +368,148 @@ def test_the_same_generator_draws_the_same() -> None:
     assert first["index"].dtype == torch.int64
     other = replays[0].sample(32, np.random.default_rng(5), gamma=GAMMA)
     assert not torch.equal(first["index"], other["index"])
+
+
+def naive_sequence(naive: NaiveReplay, start: Transition, length: int) -> list[Transition]:
+    """The step and those that followed in its episode, as far as they are known."""
+    rows = naive.rows[start.env]
+    at = next(i for i, row in enumerate(rows) if row is start)
+    known: list[Transition] = []
+    for t in rows[at : at + length]:
+        if t is None:
+            break
+        known.append(t)
+    return known
+
+
+def assert_sequences(replay: Replay, naive: NaiveReplay, length: int) -> None:
+    index = np.random.default_rng(1).permutation(np.flatnonzero(replay.valid))
+    by_name = {t.name: t for t in naive.drawable()}
+    starts = [by_name[int(x.reshape(-1)[0])] for x in replay.columns["action"][index]]
+    got = replay.sequences(index, length)
+    assert got["place"].shape == got["reward"].shape == got["terminated"].shape[:1] + (length,)
+    np.testing.assert_array_equal(got["place"][:, 0], index)
+    for b, start in enumerate(starts):
+        known = naive_sequence(naive, start, length)
+        assert got["steps"][b] == len(known) >= 1
+        assert got["terminated"][b] == known[-1].terminated
+        for key in ("action", "reward"):
+            wanted = np.array([getattr(t, key) for t in known], got[key].dtype)
+            np.testing.assert_array_equal(got[key][b, : len(known)], wanted)
+        seen = replay.observations(got["place"][b, : len(known)])
+        for i, t in enumerate(known):
+            assert_equal(tree_map(lambda x, i=i: x[i], seen), t.obs)
+
+
+@pytest.mark.parametrize("length", [1, 2, 6, 30])
+@pytest.mark.parametrize("ends", [Ends(), Ends(0, 0.3), Ends(0.3, 0), Ends(0.02, 0.02), Ends(0, 0, cut=0.1)], ids=str)
+def test_sequences_go_on_to_the_end_of_what_is_known(length: int, ends: Ends) -> None:
+    for make, frame_stack, num_envs in ((vector, 1, 1), (parts, 1, 3), (frame, 4, 2)):
+        shape = {"frame_stack": frame_stack}
+        replay, naive = Replay(60, num_envs, **shape), NaiveReplay(60, num_envs, **shape)
+        steps = stream(num_envs, make=make, ends=ends, continuous=make is parts, **shape)
+        for count in (1, 3, 40, 150):
+            both(replay, naive, islice(steps, count))
+            assert_sequences(replay, naive, length)
+
+
+def test_sequences_are_scaled_like_samples() -> None:
+    scaling = Scaling()
+    replay, naive = Replay(60, 2, scaling=scaling), NaiveReplay(60, 2)
+    both(replay, naive, islice(stream(2), 80))
+    for t in (t for rows in naive.rows for t in rows if isinstance(t, Transition)):
+        t.obs, t.reward = scaling.observation(t.obs), float(scaling.scale_reward(np.float32(t.reward)))
+    assert_sequences(replay, naive, 5)
+
+
+def test_sequences_hold_every_column_and_are_the_callers() -> None:
+    replay = Replay(40, 2)
+    for step in islice(stream(2), 30):
+        replay.add(step)
+    index = np.flatnonzero(replay.valid)[:7]
+    before = {name: column.copy() for name, column in replay.columns.items()}
+    got = replay.sequences(index, 4)
+    assert got.keys() == replay.columns.keys() | {"place", "steps"}
+    for name, x in got.items():
+        if name in before and name != "terminated":
+            np.testing.assert_array_equal(x[:, 0], before[name][index])
+        x[...] = 0
+    for name, column in before.items():
+        np.testing.assert_array_equal(replay.columns[name], column)
+
+
+@pytest.mark.parametrize("num_envs", [1, 3])
+def test_age_counts_env_steps_where_no_episode_ends(num_envs: int) -> None:
+    replay = Replay(60, num_envs)
+    for step in islice(stream(num_envs, ends=Ends(0, 0, 0)), 100):
+        replay.add(step)
+    index = np.flatnonzero(replay.valid)
+    step_of = replay.columns["action"][index] // num_envs  # streams number their actions, from num_envs on
+    np.testing.assert_array_equal(replay.age(index), (101 - step_of) * num_envs)
+
+
+@pytest.mark.parametrize("frame_stack", [1, 4])
+def test_age_is_at_most_off_by_the_rows_that_episodes_take(frame_stack: int) -> None:
+    shape = {"frame_stack": frame_stack}
+    replay, naive = Replay(90, 2, **shape), NaiveReplay(90, 2, **shape)
+    steps = stream(2, make=frame, **shape)
+    for count in (1, 10, 30, 200):
+        both(replay, naive, islice(steps, count))
+        index = np.flatnonzero(replay.valid)
+        by_name = {t.name: t for t in naive.drawable()}
+        for age, name in zip(replay.age(index), replay.columns["action"][index], strict=True):
+            start = by_name[int(name)]
+            rows = naive.rows[start.env]
+            since = rows[next(i for i, row in enumerate(rows) if row is start) :]
+            made = 2 * sum(t is not None for t in since)
+            ended = sum(t is None for t in since)  # each end, and the frames before a beginning; or the row to come
+            assert made <= age <= made + 2 * ended
+
+
+def test_an_exponent_may_change_at_every_draw() -> None:
+    """Without one the last is kept; what is added, set and removed meanwhile follows the one in force."""
+    replay, naive, priorities, endless = prioritized(0.6)
+    index = priorities.index()
+    priorities.set(index, np.random.default_rng(2).exponential(2.0, len(index)).astype(np.float32) + 0.01)
+    rng = np.random.default_rng(3)
+    for exponent in (1.0, 0.0, 0.3, 0.0, 2.0, 0.6):
+        replay.draw(4, rng, exponent=exponent)
+        priorities.exponent = exponent
+        assert_frequencies(counts_of(replay, 150, 256), priorities.probability())
+        _, weight = replay.draw(64, rng, beta=1.0)
+        assert weight is not None
+        assert exponent > 0 or (weight == 1).all()
+        both(replay, naive, islice(endless, 9))
+        priorities.see_new()
+        assert_frequencies(counts_of(replay, 150, 256), priorities.probability())
+        some = dict(list(priorities.index().items())[::3])
+        priorities.set(some, rng.exponential(2.0, len(some)).astype(np.float32) + 0.01)
+        assert_frequencies(counts_of(replay, 150, 256), priorities.probability())
+        assert set(counts_of(replay, 20, 512)) <= {t.name for t in naive.drawable()}
+
+
+def test_weights_follow_the_exponent_of_their_draw() -> None:
+    replay, naive, priorities, _ = prioritized(1.0)
+    index = priorities.index()
+    priorities.set(index, np.random.default_rng(2).exponential(2.0, len(index)).astype(np.float32) + 0.01)
+    for exponent, beta in ((0.5, 1.0), (1.0, 0.4), (0.0, 0.7)):
+        priorities.exponent = exponent
+        batch = replay.sample(16, np.random.default_rng(0), gamma=GAMMA, beta=beta, exponent=exponent)
+        probability = np.array([priorities.probability()[number] for number in names(batch).tolist()])
+        weight = (len(naive.drawable()) * probability) ** -beta
+        np.testing.assert_allclose(batch["weight"], weight / weight.max(), rtol=1e-5)
+
+
+def test_an_exponent_is_saved_with_its_priorities() -> None:
+    replay, _, priorities, _ = prioritized(0.6)
+    index = priorities.index()
+    priorities.set(index, np.random.default_rng(2).exponential(2.0, len(index)).astype(np.float32) + 0.01)
+    replay.draw(4, np.random.default_rng(0), exponent=0.3)
+    other = Replay(50, 2, prioritized=True)
+    other.load_state_dict(replay.state_dict())
+    for exponent in (None, 0.3, 0.9):
+        draws = [r.draw(64, np.random.default_rng(1), beta=0.5, exponent=exponent) for r in (replay, other)]
+        for one, two in zip(*draws, strict=True):
+            assert one is not None
+            assert two is not None
+            np.testing.assert_array_equal(one, two)

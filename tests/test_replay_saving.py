@@ -23,8 +23,8 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # of replay, of str
     "uniform": ({}, {"make": vector}),
     "dict": ({}, {"make": parts, "continuous": True}),
     "frames": ({"frame_stack": 4}, {"make": frame, "frame_stack": 4}),
-    "prioritized": ({"priority_exponent": 0.6}, {"make": vector}),
-    "prioritized frames": ({"priority_exponent": 0.6, "frame_stack": 2}, {"make": frame, "frame_stack": 2}),
+    "prioritized": ({"prioritized": True}, {"make": vector}),
+    "prioritized frames": ({"prioritized": True, "frame_stack": 2}, {"make": frame, "frame_stack": 2}),
 }
 every_kind = pytest.mark.parametrize("kind", KINDS)
 

@@ -1,4 +1,4 @@
-"""Advantages against their definition, closed forms and Stable-Baselines3's rollout buffer."""
+"""Advantages and n-step sums against their definitions, closed forms and Stable-Baselines3's rollout buffer."""
 
 from __future__ import annotations
 
@@ -136,3 +136,61 @@ def test_backward_sum_is_its_recursion() -> None:
         following = y[t] = x[t] + decay[t] * following
     ours = returns.backward_sum(torch.from_numpy(x), torch.from_numpy(decay)).numpy()
     np.testing.assert_allclose(ours, y, rtol=1e-12)
+
+
+def naive_after(steps: int, terminated: bool, n: int, k: int) -> int:
+    """Walk on from step k, up to n times: over the last step only where that ended the episode."""
+    count = 0
+    while count < n and (k + count < steps - 1 or (terminated and k + count == steps - 1)):
+        count += 1
+    return count
+
+
+sequences_of_any_length = given(
+    data=st.lists(st.tuples(st.integers(1, 12), st.booleans(), st.integers(1, 10)), min_size=1, max_size=6),
+    count=st.integers(1, 6),
+)
+
+
+@settings(max_examples=100, deadline=None)
+@sequences_of_any_length
+def test_bootstrapping_comes_n_steps_later_or_at_the_last_known_step(
+    data: list[tuple[int, bool, int]], count: int
+) -> None:
+    steps, terminated, n = (np.array(column) for column in zip(*data, strict=True))
+    after = returns.bootstrap_after(steps, terminated, n, count)
+    assert after.shape == (len(data), count)
+    assert after.tolist() == [[naive_after(*row, k) for k in range(count)] for row in data]
+    same = returns.bootstrap_after(steps, terminated, 3, count)
+    np.testing.assert_array_equal(same, returns.bootstrap_after(steps, terminated, np.full(len(data), 3), count))
+
+
+def test_bootstrapping_by_hand() -> None:
+    """Five known steps, n = 3: where they terminated, the last rewards are summed to the end; else up to the last."""
+    after = returns.bootstrap_after(np.array([5, 5]), np.array([True, False]), 3, 7)
+    assert after.tolist() == [[3, 3, 3, 2, 1, 0, 0], [3, 3, 2, 1, 0, 0, 0]]
+
+
+@pytest.mark.parametrize("discount", [0.9, 1.0, -1.0, -0.9, 0.0])
+def test_n_step_sums_are_their_definition(discount: float) -> None:
+    rng = np.random.default_rng(0)
+    reward = rng.standard_normal((20, 14), dtype=np.float32)
+    after = rng.integers(0, 11, (20, 4))
+    total = returns.n_step_sum(reward, after, discount)
+    assert total.dtype == np.float32
+    for b in range(20):
+        for k in range(4):
+            expected = sum(discount**i * float(reward[b, k + i]) for i in range(after[b, k]))
+            assert total[b, k] == pytest.approx(expected, abs=1e-5)
+
+
+def test_n_step_sums_see_nothing_beyond() -> None:
+    reward = np.arange(1, 9, dtype=np.float32)[None].repeat(2, 0)
+    after = np.array([[2, 1, 0], [0, 0, 3]])
+    before = reward.copy()
+    expected = returns.n_step_sum(reward, after, 0.5)
+    np.testing.assert_array_equal(expected, [[2.0, 2.0, 0.0], [0.0, 0.0, 3 + 2 + 1.25]])
+    np.testing.assert_array_equal(reward, before)
+    reward[0, 2:], reward[1, :2], reward[1, 5:] = np.nan, np.nan, np.nan
+    np.testing.assert_array_equal(returns.n_step_sum(reward, after, 0.5), expected)
+    assert not returns.n_step_sum(reward, np.zeros((2, 3), np.int64), 0.5).any()

@@ -17,12 +17,13 @@ import yaml
 
 from rl_training import TrainingInterrupted, load_policy, resume_training, train
 from rl_training.config import InputError
+from rl_training.envs.tasks import clips_reward
 from rl_training.runtime import evaluation
 from rl_training.runtime import run as run_module
 from rl_training.runtime.a2c_trainer import train_a2c
 from rl_training.runtime.checkpoints import load_checkpoint
 from rl_training.runtime.randomness import STREAMS, seed_of, untouched_global_state
-from rl_training.runtime.setup import clips_reward, wandb_options
+from rl_training.runtime.setup import wandb_options
 from test_checkpoint_workflows import stop_at, wait_for
 from test_contract import assert_equal_state
 
@@ -130,8 +131,8 @@ def test_a_run_leaves_the_process_as_it_was(tiny_config):
     def look(run):
         if not seen:
             seen.append(torch.get_num_threads())
-            close = run.envs.close
-            run.envs.close = lambda: closed.append(close())
+            close = run.runner.envs.close
+            run.runner.envs.close = lambda: closed.append(close())
 
     train(tiny_config("a2c", {"num_threads": 2}), callbacks=[look], progress="silent")
     train(tiny_config("a2c"), callbacks=[lambda run: seen.append(torch.get_num_threads())], progress="silent")
@@ -218,8 +219,8 @@ def test_evaluation_plays_whole_games(tiny_config, monkeypatch):
 @pytest.mark.parametrize(
     ("atari", "clips"), [(False, False), (True, True), ({}, True), ({"clip_reward": False}, False)]
 )
-def test_rewards_are_clipped_as_the_wrappers_say(atari, clips, tiny_config):
-    assert clips_reward(tiny_config("ppo", {"env_kwargs": {"wrappers": {"atari": atari}}})) is clips
+def test_rewards_are_clipped_as_the_wrappers_say(atari, clips):
+    assert clips_reward({"wrappers": {"atari": atari}}) is clips
 
 
 def test_what_weights_and_biases_is_told(tiny_config):
@@ -233,8 +234,8 @@ def test_what_weights_and_biases_is_told(tiny_config):
 
 def test_mean_and_deviation_of_an_evaluation(tiny_config, monkeypatch):
     monkeypatch.setattr(evaluation, "_returns", lambda *_: [1.0, 3.0])
-    metrics = evaluation.evaluate(None, tiny_config("a2c"), box_actions="clip")
-    assert metrics == {"eval_return_mean": 2.0, "eval_return_std": 1.0, "eval_episodes": 2}
+    metrics = evaluation.evaluate([None], tiny_config("a2c"))
+    assert metrics == {"eval_return_mean": 2.0, "eval_return_std": 1.0, "eval_return_min": 1.0, "eval_episodes": 2}
 
 
 def test_an_evaluation_is_logged_once(tiny_config):

@@ -87,12 +87,14 @@ def test_the_replay_keeps_raw_steps_and_gives_normalised_ones(tiny_config, algo)
         replay = run.parts["replay"]
         index, _ = replay.draw(16, np.random.default_rng(0))
         batch, raw = replay.transitions(index, gamma=0.9), replay.obs[index]
-        np.testing.assert_array_equal(batch["obs"], run.normalizer.observation(raw))
-        np.testing.assert_array_equal(batch["reward"], run.normalizer.scale_reward(replay.columns["reward"][index]))
-        np.testing.assert_array_equal(run.runner.obs, run.normalizer.observation(run.envs.obs))
+        np.testing.assert_array_equal(batch["obs"], run.runner.normalizer.observation(raw))
+        np.testing.assert_array_equal(
+            batch["reward"], run.runner.normalizer.scale_reward(replay.columns["reward"][index])
+        )
+        np.testing.assert_array_equal(run.runner.obs, run.runner.normalizer.observation(run.runner.envs.obs))
         if replay.under_way.all():
             newest = np.arange(2) * replay.ring + replay.cursor % replay.ring
-            np.testing.assert_array_equal(replay.obs[newest], run.envs.obs)
+            np.testing.assert_array_equal(replay.obs[newest], run.runner.envs.obs)
             looks.append(np.abs(batch["obs"].numpy() - raw).max())
 
     config = {"env_kwargs": {"wrappers": {"normalize_observation": True, "normalize_reward": True}}}

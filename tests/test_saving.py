@@ -406,10 +406,10 @@ def replay_step(number, num_envs=2):
     }
 
 
-@pytest.mark.parametrize("priority_exponent", [None, 0.6])
-def test_a_replay_is_saved_as_it_was_while_it_turns(make_run, writes, priority_exponent):
+@pytest.mark.parametrize("prioritized", [False, True])
+def test_a_replay_is_saved_as_it_was_while_it_turns(make_run, writes, prioritized):
     def make():
-        return Replay(64, 2, priority_exponent=priority_exponent)
+        return Replay(64, 2, prioritized=prioritized)
 
     replay = make()
     for number in range(100):

@@ -56,6 +56,6 @@ def test_the_reward_normaliser_shares_the_scheduled_gamma(tiny_config):
     seen = []
     config = {"env_kwargs": {"wrappers": {"normalize_reward": True}}}
     kwargs = {"gamma": {"kind": "linear", "start": 0.9, "end": 0.5}}
-    note = lambda run: seen.append(run.normalizer.gamma - run.algorithm.hp.gamma)  # noqa: E731
+    note = lambda run: seen.append(run.runner.normalizer.gamma - run.algorithm.hp.gamma)  # noqa: E731
     train(tiny_config("ppo", config, **kwargs), callbacks=[note], progress="silent")
     assert seen == [0.0] * len(seen)

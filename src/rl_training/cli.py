@@ -122,6 +122,7 @@ def train(
 def evaluate(
     checkpoint: CheckpointOption,
     num_episodes: Annotated[int | None, typer.Option(min=1, help="Default: eval_episodes.", show_default=False)] = None,
+    task: Annotated[str | None, typer.Option(help="Of several env_ids only this one.", show_default=False)] = None,
     device: DeviceOption = None,
     allow_import: AllowImport = False,
 ) -> None:
@@ -129,10 +130,11 @@ def evaluate(
     from rl_training.runtime.workflows import evaluate_checkpoint
 
     metrics = evaluate_checkpoint(
-        checkpoint, num_episodes=num_episodes, device=device or "auto", allow_import=_allow(allow_import)
+        checkpoint, num_episodes=num_episodes, task=task, device=device or "auto", allow_import=_allow(allow_import)
     )
+    width = max([18, *map(len, metrics)])
     for name, value in metrics.items():
-        print(f"{name:<18} {value:g}")
+        print(f"{name:<{width}} {value:g}")
 
 
 @app.command()
@@ -316,14 +318,14 @@ def _allow(allow_import: bool) -> bool:
 
 
 def _summarize(result: TrainResult, output_dir: Path) -> None:
+    from rl_training.runtime.evaluation import describe_evaluation
     from rl_training.runtime.progress import summary
 
     metrics = result.metrics
-    evaluation = f"{metrics['eval_return_mean']:.1f} ± {metrics['eval_return_std']:.1f}"
     summary(
         f"Trained {int(metrics['global_step']):,} steps.",
         {
-            "evaluation": f"{evaluation} over {int(metrics['eval_episodes'])} episodes",
+            "evaluation": describe_evaluation(metrics),
             "run folder": str(result.run_dir),
             "checkpoint": str(result.checkpoint_path),
         },

@@ -25,6 +25,21 @@ Float = Annotated[float, BeforeValidator(_number), Field(allow_inf_nan=False)]
 Int = Annotated[int, BeforeValidator(_number)]  # 1e6 is an int here: pydantic takes floats without a fraction
 
 
+def _env_ids(value: Any) -> Any:
+    """One id, or a list of several: one message for whatever else it is."""
+    ids = [value] if isinstance(value, str) else value
+    if not isinstance(ids, list) or not ids or not all(isinstance(name, str) for name in ids):
+        raise ValueError("should be the id of an environment, or a list of ids")
+    twice = [name for name in dict.fromkeys(ids) if ids.count(name) > 1]
+    if twice:
+        raise ValueError(f"{twice[0]!r} stands twice: each environment is one task")
+    return value
+
+
+IdList = Annotated[list[str], Field(min_length=1, json_schema_extra={"uniqueItems": True})]
+EnvIds = Annotated[str | IdList, BeforeValidator(_env_ids)]
+
+
 class Options(BaseModel):
     """A mapping in the YAML file whose keys are all known."""
 
@@ -73,16 +88,18 @@ class TrainConfig:
     """One training run. Keys of the YAML file map one to one."""
 
     algo: str = Field(description="name of the algorithm, see `rl-training algorithms`")
-    env_id: str = Field(description="id of a registered Gymnasium environment, or module:id")
-    total_timesteps: Int = Field(ge=1, description="env steps to train for, counted over all environments")
+    env_id: EnvIds = Field(
+        description="id of a registered Gymnasium environment, or module:id; a list where the algorithm takes several"
+    )
+    total_timesteps: Int = Field(ge=1, description="env steps to train for, counted over all environments and tasks")
     output_dir: Path = Field(default=Path("runs"), description="folder in which the run's own folder is made")
     seed: Int = Field(default=0, ge=0, description="decides everything that is random")
-    num_envs: Int = Field(default=8, ge=1, description="environments stepped side by side")
+    num_envs: Int = Field(default=8, ge=1, description="environments stepped side by side, for each task")
     device: str = Field(
         default="auto", description="auto, cpu, cuda, cuda:1, mps; auto: cuda where there is one and it pays"
     )
     eval_interval: Int = Field(default=0, ge=0, description="env steps between evaluations; 0: only at the end")
-    eval_episodes: Int = Field(default=10, ge=1, description="episodes per evaluation")
+    eval_episodes: Int = Field(default=10, ge=1, description="episodes per evaluation, of each task")
     checkpoint_interval: Int = Field(
         default=50_000, ge=0, description="env steps between checkpoints; 0: only at the end"
     )
@@ -94,6 +111,9 @@ class TrainConfig:
     tags: list[str] = Field(default_factory=list, description="words to find the run again by")
     algo_kwargs: dict[str, Any] = Field(default_factory=dict, description="the algorithm's hyperparameters")
     env_kwargs: dict[str, Any] = Field(default_factory=dict, description="to the environment; and wrappers, backend")
+    eval_env_kwargs: dict[str, Any] = Field(
+        default_factory=dict, description="keys that stand in for those of env_kwargs where the policy is evaluated"
+    )
     callbacks: dict[str, Any] = Field(default_factory=dict, description="early_stopping, time_limit")
     wandb: StrictBool | dict[str, Any] = Field(
         default=False, description="log to Weights & Biases too; a mapping goes to its init"
@@ -105,6 +125,32 @@ class TrainConfig:
     @property
     def horizon(self) -> int:
         return self.schedule_horizon or self.total_timesteps
+
+    @property
+    def tasks(self) -> list[Task]:
+        return tasks_of(self.env_id, self.env_kwargs, self.eval_env_kwargs)
+
+
+class Task(NamedTuple):
+    """One environment of a run, and what it is made with."""
+
+    env_id: str
+    env_kwargs: dict[str, Any]
+    eval_env_kwargs: dict[str, Any]  # the whole of what evaluation makes it with
+
+
+def tasks_of(env_id: str | list[str], env_kwargs: Mapping[str, Any], eval_env_kwargs: Mapping[str, Any]) -> list[Task]:
+    """With a list of ids, a key of the kwargs that is one of them holds what is for that task alone."""
+    several = [] if isinstance(env_id, str) else env_id
+
+    def own(kwargs: Mapping[str, Any], name: str) -> dict[str, Any]:
+        common = {key: value for key, value in kwargs.items() if key not in several}
+        return common | (dict(kwargs.get(name, {})) if name in several else {})
+
+    return [
+        Task(name, own(env_kwargs, name), own(env_kwargs, name) | own(eval_env_kwargs, name))
+        for name in several or [str(env_id)]
+    ]
 
 
 def config_fields() -> dict[str, FieldInfo]:

@@ -38,6 +38,7 @@ class Spaces:
     observation: gym.Space
     action: gym.Space
     frame_stack: int = 1  # the observation's first axis holds so many of the newest frames, the oldest first
+    num_players: int = 1  # 2: they move in turns, each sees its own side, and a reward is that of who has just moved
 
 
 TensorTree: TypeAlias = Tensor | dict[str, Tensor]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Protocol, TypeVar
 
 import numpy as np
@@ -72,8 +72,31 @@ class OnPolicyAlgorithm(Algorithm, Protocol):
 class OffPolicyAlgorithm(Algorithm, Protocol):
     def make_replay(self, num_envs: int) -> Replay: ...
 
+    def warm_up(self, obs: Observation, memory: Any, *, explore: bool, rng: np.random.Generator) -> Decision:
+        """Acts in place of `act` before learning starts."""
+        ...
+
     def learn(self, replay: Replay) -> Reports:
         """Called after every step of the environments: draw what is due, and learn from it."""
+        ...
+
+
+class MultiTaskAlgorithm(Algorithm, Protocol):
+    """Learns several tasks at once, which it knows by their numbers. One that has `note_scores(dict[int, float])` is
+    told the mean return of every task, by number, after an evaluation."""
+
+    def act(
+        self, obs: Observation, memory: Any, *, explore: bool, rng: np.random.Generator, task: int = 0
+    ) -> Decision: ...
+
+    def active(self, task: int) -> bool:
+        """Whether the task still needs new experience."""
+        ...
+
+    def make_replay(self, num_envs: int, *, task: int) -> Replay: ...
+
+    def learn(self, replays: Sequence[Replay]) -> Reports:
+        """Called after every step of the active tasks, with the replays of all."""
         ...
 
 

@@ -49,9 +49,6 @@ class DQNHyperparameters(ReplayHyperparameters):
     double: bool = setting(False, "the network itself chooses the next action, which the target network then values")
     dueling: bool = setting(False, "value and advantages are separate streams of the network")
     prioritized: bool = setting(False, "transitions are drawn in proportion to their last error")
-    priority_exponent: float = setting(
-        0.6, "0 draws all alike, 1 in proportion", low=0.0, high=1.0, needs=("prioritized", True)
-    )
     exploration_fraction: float = setting(0.1, "part of training in which epsilon falls from 1", low=0.0, high=1.0)
     final_epsilon: float = setting(0.05, "epsilon from then on", low=0.0, high=1.0)
     eval_epsilon: float = setting(
@@ -63,6 +60,7 @@ class DQNHyperparameters(ReplayHyperparameters):
     train_frequency: int = scalar(4, "env steps between bursts of gradient steps", low=1)
     target_update_interval: int = scalar(10_000, "env steps between moves of the target network", low=1)
     epsilon: float = scalar(1.0, "probability of a random action, in each environment", high=1.0, schedule=exploration)
+    priority_exponent: float = scalar(0.6, "0 draws all alike, 1 in proportion", high=1.0, needs=("prioritized", True))
     n_step: int = scalar(1, "steps whose rewards are summed before the value of what follows", low=1)
     beta: float = scalar(
         0.4, "how far importance weights correct, 1: fully", high=1.0, schedule=annealing, needs=("prioritized", True)
@@ -95,7 +93,6 @@ class DQN(ReplayAlgorithm):
         if isinstance(self.forward, NumpyForward) and hp.batch_size * max(hp.hidden_sizes, default=1) ** 2 <= SMALL:
             heads = cast(nn.Sequential, self.model.head), cast(nn.Sequential, self.target_model.head)
             self.network, self.target_network = map(NumpyMLP, heads)
-        self.synced = 0  # env steps at the last move of the target network
 
     @classmethod
     def build(cls, spaces: Spaces, hp: DQNHyperparameters, *, rng: np.random.Generator, device: torch.device) -> Self:
@@ -103,8 +100,8 @@ class DQN(ReplayAlgorithm):
         return cls(model, spaces, hp, rng=rng, device=device)
 
     @property
-    def priority_exponent(self) -> float | None:
-        return self.hp.priority_exponent if self.hp.prioritized else None
+    def prioritized(self) -> bool:  # type: ignore[override]
+        return bool(self.hp.prioritized)
 
     def act(self, obs: Observation, memory: Any, *, explore: bool, rng: np.random.Generator) -> Decision:
         """Epsilon-greedy, with a coin for each environment, which also says which action where it falls so."""
@@ -118,18 +115,17 @@ class DQN(ReplayAlgorithm):
         return Decision(action, memory, {})
 
     def learn(self, replay: Replay) -> dict[str, list[Tensor]]:
-        self.synced = min(self.synced, replay.added)  # a run may be resumed without its replay
-        since, interval = replay.added - self.synced, self.hp.target_update_interval
-        if since >= interval:
+        if self.target_is_due(replay):
             self.move_target()
-            self.synced = replay.added - since % interval  # late by less than one step of the environments, never more
         return super().learn(replay)
 
     def move_target(self) -> None:
         self.target.vector.lerp_(self.optimizer.parameters.vector, self.hp.tau)
 
     def one_step(self, replay: Replay) -> dict[str, Tensor]:
-        batch = self.sample(replay, n_step=self.hp.n_step, beta=self.hp.beta)
+        hp = self.hp
+        priorities = {"beta": hp.beta, "exponent": hp.priority_exponent} if hp.prioritized else {}
+        batch = self.sample(replay, n_step=hp.n_step, **priorities)
         report, error = self.update(batch)
         if self.hp.prioritized:
             replay.set_priorities(batch["index"].numpy(), error.abs().cpu().double().numpy() + self.PRIORITY_FLOOR)
@@ -183,7 +179,6 @@ class DQN(ReplayAlgorithm):
             "model": self.model.state_dict(),
             "target_model": self.target_model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
-            "synced": self.synced,
         }
 
     def load_state_dict(self, state: State) -> None:
@@ -191,7 +186,6 @@ class DQN(ReplayAlgorithm):
         self.model.load_state_dict(state["model"])
         self.target_model.load_state_dict(state["target_model"])
         self.optimizer.load_state_dict(state["optimizer"])
-        self.synced = state["synced"]
 
 
 def huber(q: Tensor, target: Tensor, weight: Tensor | None) -> Tensor:

@@ -17,7 +17,7 @@ from rl_training.config import InputError
 from rl_training.data.batch import to_device
 from rl_training.data.memory import usable_memory
 from rl_training.data.replay import Replay
-from rl_training.types import Batch, Spaces, State
+from rl_training.types import Batch, Decision, Observation, Spaces, State
 
 CAPACITY = "env steps kept; the end of an episode takes the room of one more, with frame_stack of so many"
 EXTRA_BYTES = 8  # of a step: the reward and three flags
@@ -47,6 +47,7 @@ class ReplayAlgorithm(Tunable, ABC):
         self.gradient_steps = 0
         self.learned = 0  # env steps that have been paid for with gradient steps
         self.owed = 0.0  # the fraction of a gradient step that is left of them
+        self.synced = 0  # the env step at which a target network last moved
 
     def make_replay(self, num_envs: int) -> Replay:
         """The replay this algorithm learns from; an error where it would not fit into memory."""
@@ -59,12 +60,19 @@ class ReplayAlgorithm(Tunable, ABC):
                 f"buffer_capacity: {capacity:,} steps take {needed / 1e9:,.1f} GB, and there are {there / 1e9:,.1f} GB "
                 "of memory: lower it"
             )
-        return Replay(capacity, num_envs, frame_stack=stack, priority_exponent=self.priority_exponent)
+        return Replay(capacity, num_envs, frame_stack=stack, prioritized=self.prioritized)
 
-    @property
-    def priority_exponent(self) -> float | None:
-        """None: all transitions are drawn alike."""
-        return None
+    def warm_up(self, obs: Observation, memory: Any, *, explore: bool, rng: np.random.Generator) -> Decision:
+        """Before learning starts every action of the model's space is alike."""
+        space = self.spaces.action
+        num_envs = len(next(iter(obs.values())) if isinstance(obs, dict) else obs)
+        if isinstance(space, gym.spaces.Discrete):
+            return Decision(rng.integers(space.n, size=num_envs), memory, {})
+        assert isinstance(space, gym.spaces.Box)
+        shape = (num_envs, *space.shape)
+        return Decision(rng.uniform(space.low, space.high, shape).astype(np.float32), memory, {})
+
+    prioritized = False  # all transitions are drawn alike
 
     def learn(self, replay: Replay) -> dict[str, list[Tensor]]:
         """The gradient steps that are due; what they report stays on the device."""
@@ -90,6 +98,15 @@ class ReplayAlgorithm(Tunable, ABC):
         self.owed -= due
         return due
 
+    def target_is_due(self, replay: Replay) -> bool:
+        """Whether `target_update_interval` env steps have passed; late by less than one step of the environments."""
+        self.synced = min(self.synced, replay.added)  # a run may be resumed without its replay
+        since, interval = replay.added - self.synced, self.hp.target_update_interval
+        if since < interval:
+            return False
+        self.synced = replay.added - since % interval
+        return True
+
     def sample(self, replay: Replay, **how: Any) -> Batch:
         """A batch on the device, but for its index, which is of use only here."""
         batch = replay.sample(self.hp.batch_size, self.rng, gamma=self.hp.gamma, **how)
@@ -105,12 +122,13 @@ class ReplayAlgorithm(Tunable, ABC):
             "gradient_steps": self.gradient_steps,
             "learned": self.learned,
             "owed": self.owed,
+            "synced": self.synced,
         }
 
     def load_state_dict(self, state: State) -> None:
         self.rng.bit_generator.state = state["rng"]
         self.gradient_steps = state["gradient_steps"]
-        self.learned, self.owed = state["learned"], state["owed"]
+        self.learned, self.owed, self.synced = state["learned"], state["owed"], state["synced"]
 
 
 def bytes_of(space: gym.Space) -> int:

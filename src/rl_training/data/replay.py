@@ -33,7 +33,7 @@ class Scaling(Protocol):
 
 
 class Replay:
-    """The newest `capacity` rows of `num_envs` environments; `priority_exponent` None draws uniformly.
+    """The newest `capacity` rows of `num_envs` environments; not `prioritized`, all transitions are drawn alike.
 
     Arrays are [N * R, ...], the R rows of an environment one after the other; a place is an index into them. `rows` of
     each environment's can be drawn, the others leave room to write while a checkpoint is read.
@@ -45,7 +45,7 @@ class Replay:
         num_envs: int,
         *,
         frame_stack: int = 1,
-        priority_exponent: float | None = None,
+        prioritized: bool = False,
         scaling: Scaling | None = None,
     ) -> None:
         self.num_envs, self.stack, self.scaling = num_envs, frame_stack, scaling
@@ -59,7 +59,7 @@ class Replay:
         self.under_way = np.zeros(num_envs, bool)  # [N] whether that row has its observation already
         places = num_envs * self.ring
         self.valid = np.zeros(places, bool)  # the transitions that can be drawn
-        self.priorities = None if priority_exponent is None else _priorities(places, priority_exponent)
+        self.priorities = _priorities(places) if prioritized else None
         self._envs = np.arange(num_envs)
         self._held: list[Array] = []  # the cursors at the time of each checkpoint that is being written
         self._released = threading.Condition()
@@ -135,24 +135,38 @@ class Replay:
                 self.priorities.remove(old[was])
 
     def sample(
-        self, batch_size: int, rng: np.random.Generator, *, gamma: float, n_step: int = 1, beta: float = 1.0
+        self,
+        batch_size: int,
+        rng: np.random.Generator,
+        *,
+        gamma: float,
+        n_step: int = 1,
+        beta: float = 1.0,
+        exponent: float | None = None,
     ) -> Batch:
         """Transitions [B]: obs, action, reward, discount, next_obs, index, and weight where there are priorities.
 
         `reward` is the sum of up to n_step discounted ones, as far as the episode and what is known of it go, and
         `discount` what the value of `next_obs` counts: gamma to the number of steps, 0 where the last one terminated.
         """
-        index, weight = self.draw(batch_size, rng, beta)
+        index, weight = self.draw(batch_size, rng, beta=beta, exponent=exponent)
         batch = self.transitions(index, gamma=gamma, n_step=n_step)
         if weight is not None:
             batch["weight"] = torch.from_numpy(weight)
         return batch
 
-    def draw(self, count: int, rng: np.random.Generator, beta: float = 1.0) -> tuple[Array, Array | None]:
-        """(places of transitions [B], their importance weights [B]; None where all are equal)"""
+    def draw(
+        self, count: int, rng: np.random.Generator, *, beta: float = 1.0, exponent: float | None = None
+    ) -> tuple[Array, Array | None]:
+        """(places of transitions [B], their importance weights [B]; None where all are equal)
+
+        Where there are priorities, P ~ priority^exponent (None: the last one given), and weights ~ P^-beta.
+        """
         if not self.size:
             raise ValueError("the replay is empty: add a step before drawing from it")
         if self.priorities:
+            if exponent is not None:
+                self.priorities.use_exponent(exponent)
             return self.priorities.draw(count, rng, beta, self.size)
         written = int(min(self.cursor.max() + 1, self.ring))  # rows, of the environment that has the most
         index = self._uniform(count, written, rng)
@@ -174,8 +188,8 @@ class Replay:
         """What `sample` gives, for transitions [B] of one's choice."""
         reward, last, steps = self._n_step(index, gamma, n_step)
         batch = {
-            "obs": self._observations(index),
-            "next_obs": self._observations(self._after(last, 1)),
+            "obs": self.observations(index),
+            "next_obs": self.observations(self._after(last, 1)),
             "reward": reward,
             "discount": np.where(self.columns["terminated"][last], 0.0, gamma**steps).astype(np.float32),
             "index": index,
@@ -197,6 +211,29 @@ class Replay:
             last, steps = np.where(goes_on, following, last), steps + goes_on
         return reward, last, steps
 
+    def sequences(self, index: Array, length: int) -> dict[str, Array]:
+        """What followed from the steps at places [B] on, in rows of `length`.
+
+        steps [B]: how many of these are known steps of the episode, at least 1. terminated [B]: whether the last of
+        those ended it. place [B, L], and all columns [B, L, ...], with rubbish beyond the known steps.
+        """
+        place = self._after(index[:, None], np.arange(length))
+        steps = np.logical_and.accumulate(self.valid[place], 1).sum(1)
+        last = place[np.arange(len(place)), steps - 1]
+        columns = {name: column[place] for name, column in self.columns.items()}
+        return columns | {
+            "reward": self._reward(place),
+            "place": place,
+            "steps": steps,
+            "terminated": self.columns["terminated"][last],
+        }
+
+    def age(self, index: Array) -> Array:
+        """[B] How many env steps ago the steps at these places were made, about: rows of all environments alike."""
+        env = index // self.ring
+        age: Array = (self.cursor[env] - index % self.ring) % self.ring * self.num_envs
+        return age
+
     def _after(self, index: Array, offset: int | Array) -> Array:
         """The places so many rows later, in the same environments' rings."""
         begin = index // self.ring * self.ring
@@ -207,7 +244,8 @@ class Replay:
         reward: Array = self.columns["reward"][index]
         return self.scaling.scale_reward(reward) if self.scaling else reward
 
-    def _observations(self, index: Array) -> Observation:
+    def observations(self, index: Array) -> Observation:
+        """Those at places [B], with the frames that were stacked before them."""
         if self.stack > 1:
             index = self._after(index[:, None], np.arange(1 - self.stack, 1))
         obs: Observation = tree_map(lambda x: x[index], self.obs)
@@ -307,7 +345,7 @@ class Replay:
         return array
 
 
-def _priorities(places: int, exponent: float) -> Priorities:
+def _priorities(places: int) -> Priorities:
     from rl_training.data.priorities import Priorities  # numba takes longer to import than all the rest
 
-    return Priorities(places, exponent)
+    return Priorities(places)

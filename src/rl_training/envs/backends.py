@@ -14,6 +14,7 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from rl_training.config import InputError
+from rl_training.envs.episodes import num_players_of
 from rl_training.envs.spaces import ObservationLayout, any_true, copied, put_rows, same_row
 from rl_training.types import Array, Observation, State
 
@@ -40,6 +41,7 @@ class Envs(ABC):
     single_action_space: gym.Space  # the environment's own
     obs: Observation  # the observation that starts the next step
     frame_stack: int = 1  # an observation's first axis holds so many of the newest frames
+    num_players: int = 1  # 2: both sides of a game are played here, in turns; see EnvRunner
 
     @abstractmethod
     def reset(self) -> Observation: ...
@@ -70,6 +72,7 @@ class SyncEnvs(Envs):
         self.layout = ObservationLayout(self.envs[0].observation_space)
         self.single_observation_space = self.layout.space
         self.single_action_space = self.envs[0].action_space
+        self.num_players = num_players_of(self.envs[0])
         self._buffers = [self._new_buffers(), self._new_buffers()]
         self.obs = self._buffers[0][0]
 
@@ -197,6 +200,8 @@ class VectorEnvs(Envs):
         self.layout = ObservationLayout(_without_first_axis(space) if single_frame else space)
         self.single_observation_space = self.layout.space
         self.single_action_space = env.single_action_space
+        called = restore == "episodes"  # they may be in other processes
+        self.num_players = env.call("num_players")[0] if called else num_players_of(env)  # type: ignore[attr-defined]
         self._seeds = seeds
         self._starts = 0
         self._restore = restore

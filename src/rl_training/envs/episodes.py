@@ -17,6 +17,11 @@ def episode_seed(seed: int, index: int, episode: int) -> int:
     return int(np.random.SeedSequence((seed, index, episode)).generate_state(1)[0]) & 0x7FFFFFFF
 
 
+def num_players_of(env: Any) -> int:
+    """2 where both sides of a game are played through the same environment, which then says so; else 1."""
+    return 2 if getattr(env.unwrapped, "num_players", 1) == 2 else 1
+
+
 class Episodes(gym.Wrapper):
     """Seeds every episode and remembers its actions.
 
@@ -31,6 +36,10 @@ class Episodes(gym.Wrapper):
         self.episode = -1
         self._copies = not isinstance(env.action_space, gym.spaces.Discrete)  # arrays may be reused by the caller
         self.actions: list[Any] | None = []  # since the reset; None: too many to keep
+
+    @property
+    def num_players(self) -> int:
+        return num_players_of(self.env)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         if seed is not None:

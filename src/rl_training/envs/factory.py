@@ -17,6 +17,7 @@ import numpy as np
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode
 
+import rl_training.envs.board_games  # noqa: F401  registers its ids
 from rl_training.config import AtariOptions, EnvOptions, InputError, MissingPackage, Wrappers
 from rl_training.envs import atari
 from rl_training.envs.backends import EnvPoolEnvs, Envs, SyncEnvs, VectorEnvs
@@ -101,7 +102,7 @@ def make_envs(env_id: str, *, num_envs: int, seed: int, env_kwargs: Mapping[str,
     except (ImportError, gym.error.DependencyNotInstalled) as error:
         raise _missing_package(env_id, error) from error
     except TypeError as error:
-        raise _bad_keyword(env_id, kwargs, error) from error
+        raise _bad_keyword(plan, error) from error
 
 
 @dataclass(frozen=True)
@@ -294,11 +295,12 @@ def _missing_package(env_id: str, error: Exception) -> MissingPackage:
     return MissingPackage(f"environment {env_id!r} cannot be made: {error}{remedy}")
 
 
-def _bad_keyword(env_id: str, kwargs: Mapping[str, Any], error: TypeError) -> Exception:
+def _bad_keyword(plan: Plan, error: TypeError) -> Exception:
     found = re.search(r"(?:unexpected keyword argument|multiple values for (?:keyword )?argument) '(\w+)'", str(error))
-    if not found or found[1] not in kwargs:
+    if not found or found[1] not in plan.kwargs:
         return error
+    where = "env_kwargs" if plan.training else "env_kwargs or eval_env_kwargs"
     return InputError(
-        f"environment {env_id!r} takes no keyword {found[1]!r} (env_kwargs.{found[1]}): remove it or correct its name; "
-        f"our own keys in env_kwargs are {', '.join(EnvOptions.model_fields)}"
+        f"environment {plan.env_id!r} takes no keyword {found[1]!r} (in {where}): remove it or correct its name; "
+        f"our own keys there are {', '.join(EnvOptions.model_fields)}"
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import gymnasium as gym
 import numpy as np
@@ -14,7 +14,7 @@ from rl_training.config import InputError
 from rl_training.envs.backends import Envs, EnvStep
 from rl_training.envs.normalize import Normalizer
 from rl_training.envs.spaces import any_true, copied, put_rows
-from rl_training.types import Array, Decision, Observation, Spaces, State, Step
+from rl_training.types import Array, BoxActions, Decision, Observation, Spaces, State, Step
 
 RECENT = 100  # finished episodes that `recent_returns` and `recent_lengths` look back on
 
@@ -24,7 +24,7 @@ class Act(Protocol):
 
 
 class FinishedEpisode(NamedTuple):
-    """A whole game, in the environment's own reward."""
+    """A whole game, in the environment's own reward; of two players, that of the one who moved first."""
 
     env: int
     episode_return: float
@@ -39,6 +39,7 @@ class EnvRunner:
     stay raw and the normaliser's statistics as they are. With `raw_steps` only the policy sees normalised observations:
     a step holds what the environments gave (the reward's sign, where rewards are clipped), for a replay that
     normalises by the statistics of the day it is drawn.
+    Where two players move in turns (`num_players`), the return of an episode is that of the one who moved first.
     The rows of `memory` are zero where an episode begins; the whole of it is None before the first step.
     """
 
@@ -47,7 +48,7 @@ class EnvRunner:
         envs: Envs,
         *,
         seed: int,
-        box_actions: Literal["clip", "scale"] = "clip",
+        box_actions: BoxActions = "clip",
         normalizer: Normalizer | None = None,
         clip_reward: bool = False,
         training: bool = True,
@@ -60,10 +61,7 @@ class EnvRunner:
         self.training = training
         self.raw_steps = raw_steps and normalizer is not None
         self._clip_reward = clip_reward and training
-        self._to_env, action_space = action_map(envs.single_action_space, box_actions)
-        observation_space = envs.single_observation_space
-        seen = normalizer.space(observation_space) if normalizer else observation_space
-        self.spaces = Spaces(seen, action_space, envs.frame_stack)
+        self._to_env, self.spaces = model_side(envs, box_actions, normalizer)
         self.recent_returns: deque[float] = deque(maxlen=RECENT)
         self.recent_lengths: deque[int] = deque(maxlen=RECENT)
         self.not_restored: list[int] = []
@@ -110,7 +108,10 @@ class EnvRunner:
 
     def _count(self, result: EnvStep) -> None:
         """Keep the books on raw rewards and whole games."""
-        self._returns += result.reward
+        reward = result.reward
+        if self.spaces.num_players == 2:  # who moves first gains what the other loses
+            reward = np.where(self._lengths % 2, -reward, reward)
+        self._returns += reward
         if result.live is None:
             self._lengths += 1
             self.live_steps = self.num_envs
@@ -226,7 +227,17 @@ def unpack_memory(memory: Any) -> Any:
     return memory.copy() if isinstance(memory, np.ndarray) else memory
 
 
-def action_map(space: gym.Space, box_actions: Literal["clip", "scale"]) -> tuple[Callable[[Array], Array], gym.Space]:
+def model_side(
+    envs: Envs, box_actions: BoxActions, normalizer: Normalizer | None
+) -> tuple[Callable[[Array], Array], Spaces]:
+    """(from the model's actions [N, ...] to the environments', the spaces as the model sees them)."""
+    to_env, action = action_map(envs.single_action_space, box_actions)
+    observation = envs.single_observation_space
+    seen = normalizer.space(observation) if normalizer else observation
+    return to_env, Spaces(seen, action, envs.frame_stack, envs.num_players)
+
+
+def action_map(space: gym.Space, box_actions: BoxActions) -> tuple[Callable[[Array], Array], gym.Space]:
     """(from the model's actions [N, ...] to the environment's, the space of the model's)."""
     if isinstance(space, spaces.Discrete):
         start = int(space.start)

@@ -41,7 +41,8 @@ def space_from_json(data: dict[str, Any]) -> gym.Space:
     if kind == "MultiDiscrete":
         return spaces.MultiDiscrete(np.array(data["nvec"]), start=np.array(data["start"]))
     if kind == "MultiBinary":
-        return spaces.MultiBinary(data["n"])
+        shape = data["n"]
+        return spaces.MultiBinary(shape[0] if len(shape) == 1 else shape)  # a vector of n is written as n
     if kind == "Dict":
         return spaces.Dict({key: space_from_json(child) for key, child in data["spaces"].items()})
     if kind == "Tuple":

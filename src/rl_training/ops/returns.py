@@ -1,8 +1,11 @@
-"""Return and advantage estimators. Time is the first axis: [T, N]."""
+"""Return and advantage estimators. Time is the first axis of rollouts, [T, N], and the second of sequences, [B, L]."""
 
 from __future__ import annotations
 
+import numpy as np
 from torch import Tensor
+
+from rl_training.types import Array
 
 
 def gae(
@@ -37,3 +40,25 @@ def backward_sum(x: Tensor, decay: Tensor) -> Tensor:
         decay[:-span] *= decay[span:].clone()  # both sides overlap
         span *= 2
     return y
+
+
+def bootstrap_after(steps: Array, terminated: Array, n: int | Array, count: int) -> Array:
+    """[B, count] How many rewards the n-step target of each of the first `count` steps sums before it bootstraps.
+
+    Of a sequence steps [B] are known, the last of which may have terminated [B] the episode. Where it has not, what
+    follows is unknown: then the last known step is bootstrapped from, though it is nearer than n.
+    """
+    left = steps[:, None] - np.arange(count) - ~terminated[:, None]
+    after: Array = np.clip(np.minimum(left, np.asarray(n).reshape(-1, 1)), 0, None)
+    return after
+
+
+def n_step_sum(reward: Array, after: Array, discount: float) -> Array:
+    """[B, count] sum over i < after[b, k] of discount^i reward[b, k + i], of reward [B, L].
+
+    discount may be negative: in games of two players the next reward is the other's.
+    """
+    total = np.zeros(after.shape, np.float32)
+    for i in range(int(after.max())):
+        total += np.where(i < after, np.float32(discount**i) * reward[:, i : i + after.shape[1]], np.float32(0))
+    return total

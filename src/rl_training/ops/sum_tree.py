@@ -30,6 +30,13 @@ def set_leaves(tree: Array, index: Array, value: Array) -> None:
 
 
 @numba.njit(cache=True, nogil=True)
+def add_up(tree: Array) -> None:
+    """Make every sum anew from the leaves."""
+    for node in range(len(tree) // 2 - 1, 0, -1):
+        tree[node] = tree[2 * node] + tree[2 * node + 1]
+
+
+@numba.njit(cache=True, nogil=True)
 def find(tree: Array, mass: Array) -> Array:
     """The leaves [B] in whose share of the total the masses [B] fall; never one of weight zero."""
     leaves = len(tree) // 2

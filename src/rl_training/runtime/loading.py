@@ -83,8 +83,10 @@ def check(data: Mapping[str, Any], *, allow_import: bool, needs_env: bool = True
     """What is wrong beyond the types of the top-level keys; keys of a wrong type are passed over here."""
     return [
         *_check_algorithm(data),
-        *(_check_env_id(data.get("env_id"), allow_import) if needs_env else ()),
-        *_check_env_kwargs(data.get("env_kwargs")),
+        *(_check_env_ids(data.get("env_id"), allow_import) if needs_env else ()),
+        *_check_several(data),
+        *_check_env_kwargs("env_kwargs", data),
+        *_check_env_kwargs("eval_env_kwargs", data),
         *_check_callbacks(data.get("callbacks")),
         *_check_early_stopping(data),
         *_check_device(data.get("device", "auto")),
@@ -110,32 +112,62 @@ def _check_algorithm(data: Mapping[str, Any]) -> list[Problem]:
     return []
 
 
-def _check_env_id(env_id: Any, allow_import: bool) -> list[Problem]:
+def _check_env_ids(env_id: Any, allow_import: bool) -> list[Problem]:
+    if not isinstance(env_id, list):
+        return _check_env_id(env_id, ("env_id",), allow_import)
+    return [p for i, name in enumerate(env_id) for p in _check_env_id(name, ("env_id", i), allow_import)]
+
+
+def _check_env_id(env_id: Any, path: tuple[str | int, ...], allow_import: bool) -> list[Problem]:
     if not isinstance(env_id, str):
         return []
     module, colon, _ = env_id.partition(":")
     if colon and not allow_import:
-        return [
-            Problem(("env_id",), f"{env_id!r} imports the module {module!r}, which runs its code: pass --allow-import")
-        ]
+        return [Problem(path, f"{env_id!r} imports the module {module!r}, which runs its code: pass --allow-import")]
     try:
         if registered(env_id):
             return []
     except (ImportError, ValueError) as error:
-        return [Problem(("env_id",), f"{env_id!r}: {error}")]
+        return [Problem(path, f"{env_id!r}: {error}")]
     names = nearest_env_ids(env_id)
     hint = f"; did you mean {' or '.join(map(repr, names))}?" if names else ""
-    return [Problem(("env_id",), f"no environment {env_id!r} is registered with Gymnasium{hint}")]
+    return [Problem(path, f"no environment {env_id!r} is registered with Gymnasium{hint}")]
 
 
-def _check_env_kwargs(kwargs: Any) -> list[Problem]:
+def _check_several(data: Mapping[str, Any]) -> list[Problem]:
+    """A list of environments is for algorithms that learn several tasks."""
+    algo = data.get("algo")
+    if not isinstance(data.get("env_id"), list) or algo not in ALGORITHMS or ALGORITHMS[algo].recipe.multi_task:
+        return []
+    able = [name for name, entry in ALGORITHMS.items() if entry.recipe.multi_task]
+    remedy = f", or use {' or '.join(able)}" if able else ""
+    return [Problem(("env_id",), f"{algo} trains in one environment; env_id should be one id{remedy}")]
+
+
+def _check_env_kwargs(key: str, data: Mapping[str, Any]) -> list[Problem]:
+    kwargs, ids = data.get(key), data.get("env_id")
     if not isinstance(kwargs, Mapping):
         return []
+    if not isinstance(ids, list):
+        return _check_options(kwargs, (key,))
+    problems = _check_options({name: value for name, value in kwargs.items() if name not in ids}, (key,))
+    for name, value in kwargs.items():
+        if name not in ids and not str(name).isidentifier():  # nothing that gymnasium.make could take
+            known = [known for known in ids if isinstance(known, str)]
+            problems.append(Problem((key, name), f"is none of the environments in env_id{nearest(str(name), known)}"))
+        elif name in ids and not isinstance(value, Mapping):
+            problems.append(Problem((key, name), f"should be a mapping, what is for this task alone, got {value!r}"))
+        elif name in ids:
+            problems += _check_options(value, (key, name))
+    return problems
+
+
+def _check_options(kwargs: Mapping[str, Any], path: tuple[str, ...]) -> list[Problem]:
     ours = {key: kwargs[key] for key in EnvOptions.model_fields if key in kwargs}
     try:
         EnvOptions.model_validate(ours)
     except ValidationError as error:
-        return problems_of(error, ("env_kwargs",), EnvOptions.model_fields)
+        return problems_of(error, path, EnvOptions.model_fields)
     return []
 
 

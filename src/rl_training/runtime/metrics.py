@@ -9,6 +9,7 @@ import platform
 import time
 from collections.abc import Collection, Mapping
 from pathlib import Path
+from statistics import fmean
 from typing import Any, BinaryIO
 
 import torch
@@ -34,6 +35,19 @@ def check_finite(metrics: Mapping[str, float], step: int) -> None:
     for name, value in metrics.items():
         if not math.isfinite(value):
             raise TrainingDiverged(step, name, float(value))
+
+
+def over_tasks(each: Mapping[str, Metrics]) -> Metrics:
+    """The means over all tasks, and where there are several also each one's own numbers, as `name/task`."""
+    names = next(iter(each.values()))
+    means = {name: fmean(metrics[name] for metrics in each.values()) for name in names}
+    if len(each) == 1:
+        return means
+    return means | {of_task(name, task): value for task, metrics in each.items() for name, value in metrics.items()}
+
+
+def of_task(name: str, task: str) -> str:
+    return f"{name}/{task}"
 
 
 class RunningMeans:

@@ -9,6 +9,7 @@ import numpy as np
 
 from rl_training.algorithms.base import Algorithm
 from rl_training.envs.normalize import Normalizer
+from rl_training.envs.runner import Act
 from rl_training.envs.spaces import ObservationLayout
 from rl_training.types import Array, Observation
 
@@ -19,12 +20,14 @@ class Policy:
     def __init__(
         self,
         algorithm: Algorithm,
+        act: Act,
         layout: ObservationLayout,
         to_env: Callable[[Array], Array],
         normalizer: Normalizer | None,
         seed: int,
     ) -> None:
-        self.algorithm, self.layout, self.to_env, self.normalizer = algorithm, layout, to_env, normalizer
+        self.algorithm, self._act, self.layout, self.to_env = algorithm, act, layout, to_env
+        self.normalizer = normalizer
         self.rng = np.random.default_rng(seed)
         self.memory: Any = None
 
@@ -35,7 +38,7 @@ class Policy:
     def act(self, obs: Any, *, deterministic: bool = True) -> Any:
         """The action for one observation, or actions [N, ...] for observations [N, ...]."""
         batch, single = self._batch(obs)
-        decision = self.algorithm.act(batch, self.memory, explore=not deterministic, rng=self.rng)
+        decision = self._act(batch, self.memory, explore=not deterministic, rng=self.rng)
         self.memory = decision.memory
         action = self.to_env(decision.action)
         return action[0] if single else action

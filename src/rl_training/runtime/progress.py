@@ -12,13 +12,14 @@ from collections.abc import Collection, Mapping
 from typing import Any, TextIO
 
 from rl_training.config import InputError
-from rl_training.runtime.metrics import is_loss
+from rl_training.runtime.metrics import is_loss, of_task
 from rl_training.types import Metrics
 
 REFRESH_SECONDS = 1.0  # a drawing takes about 7 ms: below 1 % of the time
 SPEED_WINDOW = 30.0  # seconds over which steps per second are measured
 MAX_ROWS = 8  # in a column of the live display
 LINE_CELLS = 2  # of a group in a plain line
+TASK_RETURN = of_task("train_return_mean", "")  # beginning of the metrics that the tasks of a run have
 RETURNS = {"train": "train_return_mean", "eval": "eval_return_mean"}
 
 
@@ -78,6 +79,11 @@ class Progress:
         """The metrics that are shown, by column."""
         shown = {
             "return": {name: self.metrics.get(key, math.nan) for name, key in RETURNS.items()},
+            "task": {
+                name.removeprefix(TASK_RETURN): value
+                for name, value in self.metrics.items()
+                if name.startswith(TASK_RETURN)
+            },
             "loss": {name: value for name, value in self.metrics.items() if is_loss(name)},
             "schedule": {name: self.metrics[name] for name in self.schedule_names if name in self.metrics},
         }

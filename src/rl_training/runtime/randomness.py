@@ -14,9 +14,9 @@ from rl_training.types import State
 STREAMS = ("model", "learner", "environments", "evaluation")
 
 
-def seed_of(seed: int, stream: str) -> int:
+def seed_of(seed: int, stream: str, task: int = 0) -> int:
     """A 32-bit seed for one use, so that no two uses share a stream and none depends on how much another draws."""
-    sequence = np.random.SeedSequence(seed, spawn_key=(STREAMS.index(stream),))
+    sequence = np.random.SeedSequence(seed, spawn_key=(STREAMS.index(stream), *([task] if task else [])))
     return int(sequence.generate_state(1)[0])
 
 

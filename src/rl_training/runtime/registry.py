@@ -7,9 +7,13 @@ from typing import NamedTuple
 
 from rl_training.runtime.a2c_trainer import A2C_RECIPE, train_a2c
 from rl_training.runtime.dqn_trainer import DQN_RECIPE, train_dqn
+from rl_training.runtime.efficientzero_trainer import EFFICIENTZERO_RECIPE, train_efficientzero
+from rl_training.runtime.gumbel_muzero_trainer import GUMBEL_MUZERO_RECIPE, train_gumbel_muzero
+from rl_training.runtime.muzero_trainer import MUZERO_RECIPE, train_muzero
 from rl_training.runtime.ppo_trainer import PPO_RECIPE, train_ppo
 from rl_training.runtime.run import TrainResult
 from rl_training.runtime.sac_trainer import SAC_RECIPE, train_sac
+from rl_training.runtime.scalezero_trainer import SCALEZERO_RECIPE, train_scalezero
 from rl_training.runtime.setup import Recipe
 
 
@@ -21,6 +25,10 @@ class Entry(NamedTuple):
 ALGORITHMS: dict[str, Entry] = {
     "a2c": Entry(A2C_RECIPE, train_a2c),
     "dqn": Entry(DQN_RECIPE, train_dqn),
+    "efficientzero": Entry(EFFICIENTZERO_RECIPE, train_efficientzero),
+    "gumbel_muzero": Entry(GUMBEL_MUZERO_RECIPE, train_gumbel_muzero),
+    "muzero": Entry(MUZERO_RECIPE, train_muzero),
     "ppo": Entry(PPO_RECIPE, train_ppo),
     "sac": Entry(SAC_RECIPE, train_sac),
+    "scalezero": Entry(SCALEZERO_RECIPE, train_scalezero),
 }

@@ -15,26 +15,30 @@ from typing import Any
 import torch
 
 from rl_training.config import InputError, TrainConfig
-from rl_training.envs.factory import make_envs
 from rl_training.envs.runner import EnvRunner
-from rl_training.envs.space_json import space_to_json
+from rl_training.envs.tasks import make_tasks, spaces_to_json
 from rl_training.runtime.callbacks import Callback, build_callbacks
 from rl_training.runtime.checkpoints import Checkpoint, prune_checkpoints, save_checkpoint, step_dir_name
 from rl_training.runtime.controls import Controls
-from rl_training.runtime.evaluation import evaluate
+from rl_training.runtime.evaluation import check_evaluation, describe_evaluation, evaluate, make_players
 from rl_training.runtime.interrupts import Interrupts
 from rl_training.runtime.metadata import update_metadata, write_metadata, write_text_atomic
-from rl_training.runtime.metrics import MetricsLog, RunningMeans, TrainingDiverged, check_finite, import_wandb
+from rl_training.runtime.metrics import (
+    MetricsLog,
+    RunningMeans,
+    TrainingDiverged,
+    check_finite,
+    import_wandb,
+    over_tasks,
+)
 from rl_training.runtime.progress import Progress, make_progress
 from rl_training.runtime.randomness import global_state, seed_of, set_global_state
 from rl_training.runtime.saving import Saver
 from rl_training.runtime.setup import (
     Recipe,
     build_algorithm,
-    clips_reward,
     config_text,
     config_to_dict,
-    make_normalizer,
     make_run_dir,
     pick_device,
     pick_threads,
@@ -109,38 +113,33 @@ class TrainingRun:
             self.log = MetricsLog(self.dir, wandb=wandb, schedule_names=set(self.controls.scalars))
             self.keep("run", self)
         except BaseException:
-            self.envs.close()
+            self.tasks.close()
             raise
         self.interrupts = Interrupts(self._interrupt)
 
     def _build(self) -> None:
         config, recipe = self.config, self.recipe
-        seed = seed_of(config.seed, "environments")
-        self.envs = make_envs(
-            config.env_id, num_envs=config.num_envs, seed=seed, env_kwargs=config.env_kwargs, training=True
+        self.tasks = make_tasks(
+            config,
+            seeds=[seed_of(config.seed, "environments", task) for task in range(len(config.tasks))],
+            box_actions=recipe.box_actions,
+            raw_steps=recipe.raw_steps,
         )
         try:
-            self.normalizer = make_normalizer(config, self.envs.single_observation_space, config.num_envs)
-            self.runner = EnvRunner(
-                self.envs,
-                seed=seed,
-                box_actions=recipe.box_actions,
-                normalizer=self.normalizer,
-                clip_reward=clips_reward(config),
-                raw_steps=recipe.raw_steps,
-            )
-            self.device = pick_device(config.device, self.runner.spaces)
-            self.algorithm = build_algorithm(config, recipe, self.runner.spaces, self.controls.at(0), self.device)
+            spaces = self.tasks.spaces
+            self.device = pick_device(config.device, spaces)
+            self.algorithm = build_algorithm(config, recipe, spaces, self.controls.at(0), self.device)
+            self.players = make_players(self.algorithm, recipe, spaces, self.tasks.normalizers)
+            check_evaluation(self.players, config)
             self._threads = torch.get_num_threads()
             torch.set_num_threads(pick_threads(config.num_threads, self.algorithm, self.device))
             reuse_memory()
             self.keep("algorithm", self.algorithm)
-            if self.normalizer is not None:
-                self.keep("normalizer", self.normalizer)
-            self.keep("runner", self.runner)
+            for name, part in self.tasks.parts().items():
+                self.keep(name, part)
             self.advance(0)
         except BaseException:
-            self.envs.close()
+            self.tasks.close()
             raise
 
     def _describe_run(self, text: str) -> None:
@@ -152,17 +151,28 @@ class TrainingRun:
             extra={
                 "device": str(self.device),
                 "num_threads": torch.get_num_threads(),
-                "backend": type(self.envs).__name__,
+                "backend": self.tasks.each(lambda runner: type(runner.envs).__name__),
                 "schedule_horizon": self.config.horizon,
                 "resumed_from": str(self.resume.path) if self.resume else None,
                 "resumed_at_step": self.resume.step if self.resume else None,
-                "environments_not_restored": self.runner.not_restored,
+                "environments_not_restored": self.tasks.each(lambda runner: runner.not_restored),
             },
         )
 
     @property
+    def runner(self) -> EnvRunner:
+        """The environments of a run in one of them; a loop over several finds its runners in `tasks`."""
+        (runner,) = self.tasks.runners
+        return runner
+
+    @property
     def running(self) -> bool:
         return self.step < self.config.total_timesteps and self.stop_reason is None
+
+    @property
+    def just_evaluated(self) -> bool:
+        """Whether `metrics` holds an evaluation of this very step."""
+        return self._evaluated == self.step
 
     @property
     def interrupted(self) -> bool:
@@ -197,8 +207,9 @@ class TrainingRun:
         """Move the clock. Every schedule takes effect here, and only here."""
         self.step += env_steps
         hp = self.algorithm.hp = self.controls.at(self.step)
-        if self.normalizer is not None and hasattr(hp, "gamma"):
-            self.normalizer.gamma = hp.gamma
+        for runner in self.tasks.runners:
+            if runner.normalizer is not None and hasattr(hp, "gamma"):
+                runner.normalizer.gamma = hp.gamma
 
     def record(self, metrics: Reports) -> None:
         """End one iteration: log it and, when they are due, evaluate, call back and save."""
@@ -223,13 +234,11 @@ class TrainingRun:
             raise TrainingDiverged(diverged.step, diverged.name, diverged.value, remedy=remedy) from None
 
     def _current(self) -> Metrics:
-        returns, lengths = self.runner.recent_returns, self.runner.recent_lengths
         trained = self.step - (self.resume.step if self.resume else 0)
         return {
             "global_step": self.step,
             "gradient_steps": self.algorithm.gradient_steps,
-            "train_return_mean": fmean(returns) if returns else math.nan,
-            "train_length_mean": fmean(lengths) if lengths else math.nan,
+            **over_tasks({name: recent(runner) for name, runner in self.tasks.items()}),
             "steps_per_second": trained / max(time.perf_counter() - self._clock_zero, 1e-9),
             **self.controls.scalars_of(self.algorithm.hp),
         }
@@ -248,21 +257,14 @@ class TrainingRun:
     def evaluate(self) -> None:
         """Evaluate the policy as it is now; the best so far is saved as `checkpoints/best`."""
         started = time.perf_counter()
-        result = evaluate(
-            self.algorithm,
-            self.config,
-            box_actions=self.recipe.box_actions,
-            normalizer=self.normalizer,
-            stopped=lambda: self.interrupted,
-        )
+        result = evaluate(self.players, self.config, stopped=lambda: self.interrupted)
         if result is None:
             return
         self._clock_zero += time.perf_counter() - started  # steps_per_second is the speed of training
         self.metrics |= result | self._current()
         self.evaluations, self._evaluated = self.evaluations + 1, self.step
         self.log.write(self._current() | result)
-        mean, std, episodes = result.values()
-        self.progress.message(f"evaluation at step {self.step:,}: {mean:.1f} ± {std:.1f} over {episodes:.0f} episodes")
+        self.progress.message(f"evaluation at step {self.step:,}: {describe_evaluation(result)}")
         self.progress.update(self.step)
         if result["eval_return_mean"] > self.best_eval or not self._has_best:  # a resumed run has none of its own yet
             self.best_eval = max(self.best_eval, result["eval_return_mean"])
@@ -306,18 +308,12 @@ class TrainingRun:
         self.saver.save(parts, write, wait=wait)
 
     def _info(self) -> dict[str, Any]:
-        spaces = self.runner.spaces
         return {
             "global_step": self.step,
             "algo": self.config.algo,
             "env_id": self.config.env_id,
             "metrics": {k: v for k, v in self.metrics.items() if math.isfinite(v)},
-            "spaces": {
-                "observation": space_to_json(spaces.observation),
-                "action": space_to_json(spaces.action),
-                "env_observation": space_to_json(self.envs.layout.source),
-                "env_action": space_to_json(self.envs.single_action_space),
-            },
+            "spaces": self.tasks.each(spaces_to_json),
         }
 
     def state_dict(self) -> State:
@@ -357,7 +353,7 @@ class TrainingRun:
         return result
 
     def __enter__(self) -> TrainingRun:
-        title = f"{self.config.algo} on {self.config.env_id}"
+        title = f"{self.config.algo} on {', '.join(self.tasks.names)}"
         self._clock_zero = time.perf_counter()
         self.interrupts.install()
         self.progress.start(self.config.total_timesteps, title, self.step)
@@ -371,7 +367,7 @@ class TrainingRun:
         with contextlib.ExitStack() as closing:
             closing.callback(torch.set_num_threads, self._threads)
             closing.callback(self.interrupts.remove)
-            closing.callback(self.envs.close)
+            closing.callback(self.tasks.close)
             closing.callback(self.log.close)
             closing.callback(self.progress.stop)
             if error is not None and not isinstance(error, TrainingInterrupted):
@@ -394,19 +390,29 @@ def resume_notes(run: TrainingRun) -> list[str]:
     if run.resume is None:
         return []
     notes = [f"resumed from {run.resume.path} at step {run.step:,}; schedules run over {run.config.horizon:,} steps"]
-    lost = run.runner.not_restored
-    if lost:
-        which = "all environments" if len(lost) == run.config.num_envs else f"environments {', '.join(map(str, lost))}"
-        notes.append(
-            f"{which} cannot give back their state and began new episodes: from here on the run is a valid "
-            "continuation, but not bit for bit the one that was interrupted"
-        )
+    for name, runner in run.tasks.items():
+        lost = runner.not_restored
+        if lost:
+            which = "all environments" if len(lost) == runner.num_envs else f"environments {', '.join(map(str, lost))}"
+            notes.append(
+                f"{which} of {name} cannot give back their state and began new episodes: from here on the run is a "
+                "valid continuation, but not bit for bit the one that was interrupted"
+            )
     return notes + [missing_note(run, name) for name in run.missing]
 
 
 def missing_note(run: TrainingRun, name: str) -> str:
     assert run.resume is not None
     return f"{run.resume.path} holds no {name}: it is filled anew, so the run is valid but not the same"
+
+
+def recent(runner: EnvRunner) -> Metrics:
+    """Means over the episodes finished of late; NaN before the first."""
+    returns, lengths = runner.recent_returns, runner.recent_lengths
+    return {
+        "train_return_mean": fmean(returns) if returns else math.nan,
+        "train_length_mean": fmean(lengths) if lengths else math.nan,
+    }
 
 
 def crossed(interval: int, before: int, now: int) -> bool:

@@ -21,10 +21,11 @@ def json_schema() -> dict[str, Any]:
     root = TypeAdapter(TrainConfig).json_schema()
     definitions = root.setdefault("$defs", {})
     definitions |= _schedule_definitions()
-    for model, key in ((EnvOptions, "env_kwargs"), (CallbackOptions, "callbacks")):
+    mappings: dict[str, Any] = {"env_kwargs": EnvOptions, "eval_env_kwargs": EnvOptions, "callbacks": CallbackOptions}
+    for key, model in mappings.items():
         schema = TypeAdapter(model).json_schema()
         definitions |= schema.pop("$defs", {})
-        schema["additionalProperties"] = key == "env_kwargs"  # all other keys go to gymnasium.make
+        schema["additionalProperties"] = model is EnvOptions  # all other keys go to gymnasium.make, or are ids of tasks
         root["properties"][key] = schema
     root["properties"]["algo"] = {"enum": list(ALGORITHMS), "description": config_fields()["algo"].description}
     for algo, entry in ALGORITHMS.items():
@@ -111,6 +112,9 @@ def reference() -> str:
         "## env_kwargs",
         "Goes to `gymnasium.make`, except:",
         _options_table(EnvOptions.model_fields),
+        "Where `env_id` is a list, a key that is one of the ids holds what is for that environment alone; the others "
+        "are for all. `eval_env_kwargs` is written the same way and replaces whole keys: with `wrappers` in it, those "
+        "of `env_kwargs` are not used in evaluation, except that observations are normalised as in training.",
         "### wrappers",
         _options_table(Wrappers.model_fields),
         "### wrappers.atari",
@@ -127,6 +131,7 @@ def reference() -> str:
     for algo, entry in ALGORITHMS.items():
         recipe = entry.recipe
         spaces = f"Actions: {recipe.actions}. Observations: {recipe.observations}."
+        spaces += " Takes a list of environments." if recipe.multi_task else ""
         parts += [f"### {algo}", f"{recipe.summary}. {spaces}", _hyperparameter_table(recipe.hyperparameters)]
     return "\n\n".join(parts) + "\n"
 

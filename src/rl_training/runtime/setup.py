@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -16,13 +16,14 @@ import yaml
 
 from rl_training.algorithms.base import Algorithm
 from rl_training.config import InputError, TrainConfig
-from rl_training.envs.factory import split_env_kwargs, usable_cores
-from rl_training.envs.normalize import Normalizer
+from rl_training.envs.factory import usable_cores
 from rl_training.models.networks import is_image
 from rl_training.runtime.checkpoints import Checkpoint
 from rl_training.runtime.controls import Controls
 from rl_training.runtime.randomness import generator, seed_of
 from rl_training.types import BoxActions, Spaces
+
+LONGEST_NAME = 80  # characters for the environments in the name of a run's folder
 
 
 @dataclass(frozen=True)
@@ -34,16 +35,22 @@ class Recipe:
     hyperparameters: type
     build: Callable[..., Algorithm]  # (spaces, hp, *, rng, device)
     box_actions: BoxActions = "clip"
+    multi_task: bool = False  # whether it takes several environments: `build` gets a list of spaces, see multi_task.py
     raw_steps: bool = False  # whether steps are kept as they come and normalised when drawn: see EnvRunner
     actions: str = "Discrete, MultiDiscrete, MultiBinary, Box"
     observations: str = "Box (vectors, images), Discrete, MultiDiscrete, MultiBinary, Dict, Tuple"
 
 
-def build_algorithm(config: TrainConfig, recipe: Recipe, spaces: Spaces, hp: Any, device: torch.device) -> Algorithm:
-    """The algorithm as it is before the first step, decided by the seed alone."""
+def build_algorithm(
+    config: TrainConfig, recipe: Recipe, spaces: Sequence[Spaces], hp: Any, device: torch.device
+) -> Algorithm:
+    """The algorithm as it is before the first step, decided by the seed alone; `spaces` of every task."""
+    if not recipe.multi_task and len(spaces) > 1:
+        raise InputError(f"{recipe.name} trains in one environment, got {len(spaces)}: env_id should be one id")
+    given = list(spaces) if recipe.multi_task else spaces[0]
     with torch.random.fork_rng(devices=[]), one_thread():  # orthogonal matrices differ in the last bit with more
         torch.manual_seed(seed_of(config.seed, "model"))
-        return recipe.build(spaces, hp, rng=generator(config.seed, "learner"), device=device)
+        return recipe.build(given, hp, rng=generator(config.seed, "learner"), device=device)
 
 
 @contextlib.contextmanager
@@ -68,15 +75,18 @@ def device_problem(name: str) -> str | None:
     return None
 
 
-def pick_device(name: str, spaces: Spaces) -> torch.device:
+def pick_device(name: str, spaces: Sequence[Spaces]) -> torch.device:
     """auto: a GPU pays for images; small networks are faster where the environments are."""
     if (problem := device_problem(name)) is not None:
         raise InputError(f"device {problem}")
     if name != "auto":
         return torch.device(name)
-    space = spaces.observation
-    parts = list(space.spaces.values()) if isinstance(space, gym.spaces.Dict) else [space]
-    return torch.device("cuda" if torch.cuda.is_available() and any(map(is_image, parts)) else "cpu")
+    images = any(is_image(part) for task in spaces for part in _parts(task.observation))
+    return torch.device("cuda" if torch.cuda.is_available() and images else "cpu")
+
+
+def _parts(space: gym.Space) -> list[gym.Space]:
+    return list(space.spaces.values()) if isinstance(space, gym.spaces.Dict) else [space]
 
 
 def pick_threads(setting: int | str, algorithm: Algorithm, device: torch.device) -> int:
@@ -102,8 +112,7 @@ def make_run_dir(config: TrainConfig, suffix: str | None, resume: Checkpoint | N
         raise InputError(f"run_suffix should be letters, digits and . _ + -, got {suffix!r}")
     stamp = time.strftime("%Y%m%d-%H%M%S")
     tail = suffix or (f"resumed-at-{resume.step}-{stamp}" if resume else stamp)
-    env = re.sub(r"[^\w.-]+", "-", config.env_id)
-    name = f"{config.algo}__{env}__seed{config.seed}__{tail}"
+    name = f"{config.algo}__{_env_part(config)}__seed{config.seed}__{tail}"
     for attempt in range(1, 1000):
         path = config.output_dir / (name if attempt == 1 else f"{name}-{attempt}")
         try:
@@ -119,16 +128,12 @@ def make_run_dir(config: TrainConfig, suffix: str | None, resume: Checkpoint | N
     raise InputError(f"no free run folder beside {path}")
 
 
-def make_normalizer(config: TrainConfig, space: gym.Space, num_envs: int) -> Normalizer | None:
-    """The normaliser that the wrappers ask for; None where they ask for none."""
-    wrappers = split_env_kwargs(config.env_kwargs)[0].wrappers
-    observation, reward = wrappers.normalize_observation, wrappers.normalize_reward
-    return Normalizer(space, num_envs, observation=observation, reward=reward) if observation or reward else None
-
-
-def clips_reward(config: TrainConfig) -> bool:
-    atari = split_env_kwargs(config.env_kwargs)[0].wrappers.atari
-    return atari if isinstance(atari, bool) else atari.clip_reward
+def _env_part(config: TrainConfig) -> str:
+    """The environments in a folder's name; of a long list the beginning."""
+    names = [re.sub(r"[^\w.-]+", "-", task.env_id) for task in config.tasks]
+    shown = [name for i, name in enumerate(names) if i == 0 or len("+".join(names[: i + 1])) <= LONGEST_NAME]
+    more = len(names) - len(shown)
+    return "+".join(shown) + (f"+{more}-more" if more else "")
 
 
 def wandb_options(config: TrainConfig) -> dict[str, Any] | None:

@@ -1,0 +1,92 @@
+"""EfficientZero (Ye et al., arXiv:2111.00210): MuZero with a consistency loss, value prefixes, and targets that follow
+old experience less far."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rl_training.algorithms.base import scalar, setting
+from rl_training.algorithms.muzero import MuZero, MuZeroHyperparameters
+from rl_training.algorithms.planning import model_options, scale_gradient
+from rl_training.data.replay import Replay
+from rl_training.models.efficientzero import EfficientZeroModel
+from rl_training.models.muzero import PlanningModel
+from rl_training.ops.augment import augmented
+from rl_training.types import Array, Batch, Spaces
+
+
+@dataclass(frozen=True)
+class EfficientZeroHyperparameters(MuZeroHyperparameters):
+    lstm_horizon: int = setting(5, "steps after which the value prefix begins anew", low=1)
+    augment: bool = setting(True, "learn from images that are shifted and dimmed at random; no effect on vectors")
+    n_step: int = scalar(
+        5, "steps whose rewards a value target sums before it bootstraps, where experience is new", low=1
+    )
+    n_step_decay: int = scalar(30_000, "env steps of age for which experience bootstraps one step earlier", low=1)
+    reanalyse_ratio: float = scalar(
+        0.99, "share of sequences whose policy targets are searched anew, with the target network", high=1.0
+    )
+    priority_exponent: float = scalar(0.6, "0 draws all sequences alike, 1 in proportion to their error", high=1.0)
+    beta: float = scalar(0.4, "how far importance weights undo that: 1 wholly", high=1.0)
+    consistency_coef: float = scalar(2.0, "weight of the distance between imagined states and those that came")
+
+
+class EfficientZero(MuZero):
+    Hyperparameters = EfficientZeroHyperparameters
+    hp: EfficientZeroHyperparameters
+    model: EfficientZeroModel
+
+    @classmethod
+    def make_model(cls, spaces: Spaces, hp: Any) -> PlanningModel:
+        return EfficientZeroModel(spaces, lstm_horizon=hp.lstm_horizon, **model_options(hp))
+
+    def rules(self) -> Any:
+        from rl_training.ops.search import EFFICIENTZERO
+
+        return EFFICIENTZERO
+
+    def steps_to_bootstrap(self, replay: Replay, index: Array) -> Array:
+        """[B] The older a sequence, the less its actions are the policy's: it then bootstraps after fewer of them."""
+        n: Array = np.clip(self.hp.n_step - replay.age(index) // self.hp.n_step_decay, 1, None)
+        return n
+
+    def targets(self, replay: Replay, index: Array) -> dict[str, Any]:
+        """With the observations [B * K, ...] that followed, for the consistency loss."""
+        batch = super().targets(replay, index)
+        followed = replay.sequences(index, self.hp.unroll_steps + 1)["place"][:, 1:]
+        # Beyond the known steps any observation will do: the mask leaves it out.
+        return batch | {"next_obs": replay.observations(followed.reshape(-1))}
+
+    def losses(self, batch: Batch) -> tuple[dict[str, Tensor], Tensor]:
+        if self.hp.augment:
+            batch = batch | {
+                key: augmented(batch[key], self.spaces.observation, self.rng) for key in ("obs", "next_obs")
+            }
+        return super().losses(batch)
+
+    def coefficients(self) -> dict[str, float]:
+        return super().coefficients() | {"consistency": self.hp.consistency_coef}
+
+    def more_losses(self, batch: Batch, states: list[Tensor]) -> dict[str, Tensor]:
+        """How far the imagined states are from those of the observations that came."""
+        imagined = torch.stack(states[1:], 1)
+        with torch.no_grad():
+            came = self.model.represent(batch["next_obs"])
+        distance = self.model.consistency_loss(imagined.flatten(0, 1), came).view(imagined.shape[:2])
+        weight = self.step_weights(len(states))[1:].to(self.device)
+        return {"consistency": (weight * batch["policy_mask"][:, 1:] * distance).sum(1)}
+
+    def damped(self, state: Tensor) -> Tensor:
+        """Only the latent's gradient is scaled; that of the LSTM's memory passes whole."""
+        latent, memory = state[:, : self.model.latent_size], state[:, self.model.latent_size :]
+        return torch.cat([scale_gradient(latent, self.hp.hidden_gradient_scale), memory], 1)
+
+    def reward_target(self, batch: Batch) -> Tensor:
+        """[B, K] Value prefixes: sums of the rewards since the LSTM last began."""
+        parts = torch.split(batch["reward"], self.hp.lstm_horizon, 1)
+        return torch.cat([part.cumsum(1) for part in parts], 1)

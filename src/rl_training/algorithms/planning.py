@@ -1,0 +1,372 @@
+"""What the algorithms share that plan with a learned model: acting by search, targets from sequences, the unrolled
+loss (MuZero, Schrittwieser et al., arXiv:1911.08265; Reanalyse, arXiv:2104.06294)."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import gymnasium as gym
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from rl_training.algorithms.base import scalar, setting
+from rl_training.algorithms.optim import Adam, FlatParameters, backward, clipped_step
+from rl_training.algorithms.planner import Plan, Planner
+from rl_training.algorithms.replay_based import CAPACITY, ReplayAlgorithm, ReplayHyperparameters
+from rl_training.config import InputError
+from rl_training.data.batch import to_device, tree_map
+from rl_training.data.replay import Replay
+from rl_training.models.muzero import MuZeroModel, PlanningModel
+from rl_training.ops.returns import bootstrap_after, n_step_sum
+from rl_training.types import Array, Batch, Decision, Observation, Spaces, State
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+@dataclass(frozen=True)
+class PlanningHyperparameters(ReplayHyperparameters):
+    hidden_sizes: tuple[int, ...] = setting((128,), "hidden layers of each part of the model; unused by towers", low=1)
+    latent_size: int = setting(64, "numbers of a latent state; unused by towers", low=1)
+    network: Literal["auto", "mlp", "conv"] = setting("auto", "perceptrons, or towers (conv); auto: towers for images")
+    channels: int = setting(64, "planes of a residual tower", low=2)
+    blocks: int = setting(1, "residual blocks of each tower", low=1)
+    value_limit: int = setting(30, "atoms of the value are -limit .. limit in h(x); 0: one number in [-1, 1]", low=0)
+    reward_limit: int = setting(30, "the same for rewards", low=0)
+    num_sampled_actions: int = setting(20, "actions that a node samples where they are continuous", low=2)
+    buffer_capacity: int = setting(100_000, CAPACITY, low=1)
+    batch_size: int = setting(128, "sequences per gradient step", low=1)
+    learning_starts: int = setting(1_000, "env steps, by search as all others, before the first gradient step", low=0)
+    bootstrap: Literal["target", "search"] = setting(
+        "target", "whose value a target bootstraps from: the target network's now, or the search's when it was played"
+    )
+    unroll_steps: int = setting(5, "steps that the model is unrolled for in training", low=1)
+    eval_num_simulations: int | None = setting(None, "simulations in evaluation; None: num_simulations", low=1)
+    eval_temperature: float = setting(0.0, "temperature in evaluation", low=0.0)
+    learning_rate: float = scalar(1e-3, "step size of the optimizer")
+    weight_decay: float = scalar(1e-4, "what weights lose per gradient step, in parts of the learning rate")
+    max_grad_norm: float | None = scalar(5.0, "longest gradient; None: any")
+    gamma: float = scalar(0.997, "discount per step", high=1.0)
+    tau: float = scalar(1.0, "how far the target network moves to the network each time: 1 copies it", high=1.0)
+    utd_ratio: float = scalar(0.25, "gradient steps per env step, however many environments")
+    target_update_interval: int = scalar(400, "env steps between moves of the target network", low=1)
+    num_simulations: int = scalar(50, "simulations of a search", low=1)
+    n_step: int = scalar(10, "steps whose rewards a value target sums before it bootstraps", low=1)
+    reanalyse_ratio: float = scalar(
+        0.0, "share of sequences whose policy targets are searched anew, with the target network", high=1.0
+    )
+    priority_exponent: float = scalar(1.0, "0 draws all sequences alike, 1 in proportion to their error", high=1.0)
+    beta: float = scalar(1.0, "how far importance weights undo that: 1 wholly", high=1.0)
+    policy_coef: float = scalar(1.0, "weight of the policy loss")
+    value_coef: float = scalar(1.0, "weight of the value loss")
+    reward_coef: float = scalar(1.0, "weight of the reward loss")
+    unroll_coef: float = scalar(1.0, "weight of all unrolled steps together, beside the first, which weighs 1")
+    hidden_gradient_scale: float = scalar(
+        0.5, "what each unrolled step leaves of the gradient to the one before", high=1.0
+    )
+
+
+class PlanningAlgorithm(ReplayAlgorithm):
+    """Model-based: acts by searching the model, learns it by unrolling it along what was played."""
+
+    Hyperparameters = PlanningHyperparameters
+    hp: Any
+    prioritized = True
+    PRIORITY_FLOOR = 1e-6
+
+    def __init__(
+        self,
+        model: PlanningModel,
+        spaces: Spaces,
+        hp: Any,
+        *,
+        rng: np.random.Generator,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        super().__init__(spaces, hp, rng=rng, device=device)
+        self.model = model.to(self.device).eval()
+        self.target_model = deepcopy(self.model).requires_grad_(False)
+        self.num_parameters = sum(p.numel() for p in model.parameters())
+        self.optimizer = Adam(FlatParameters(self.model.parameters()), eps=1e-8)
+        self.planner = Planner(self.model, spaces, num_candidates=hp.num_sampled_actions)
+        self.target_planner = Planner(self.target_model, spaces, num_candidates=hp.num_sampled_actions)
+
+    @classmethod
+    def build(cls, spaces: Spaces, hp: Any, *, rng: np.random.Generator, device: torch.device) -> Self:
+        if not isinstance(spaces.action, gym.spaces.Discrete | gym.spaces.Box):
+            raise InputError(
+                f"planning takes one discrete action or a Box, not {spaces.action}: use ppo, or make its combinations "
+                "one Discrete space with a gymnasium.ActionWrapper"
+            )
+        return cls(cls.make_model(spaces, hp), spaces, hp, rng=rng, device=device)
+
+    @classmethod
+    def make_model(cls, spaces: Spaces, hp: Any) -> PlanningModel:
+        return MuZeroModel(spaces, **model_options(hp))
+
+    @abstractmethod
+    def plan(
+        self,
+        obs: Observation,
+        *,
+        temperature: float,
+        num_simulations: int,
+        rng: np.random.Generator,
+        planner: Planner | None = None,
+    ) -> Plan:
+        """Search from observations [N, ...], with the numbers of this call; changes nothing.
+
+        planner: with another model than the one that is learned.
+        """
+
+    def exploration(self) -> dict[str, float]:
+        """What `plan` takes beside these to explore, as it is in force now: 0 would be none."""
+        return {}
+
+    @property
+    def discount(self) -> float:
+        """What the value of the next state counts: its negative where that is the other player's."""
+        return float(-self.hp.gamma if self.spaces.num_players == 2 else self.hp.gamma)
+
+    @property
+    def known_bounds(self) -> tuple[float, float]:
+        """Of Q: outcomes of board games lie between -1 and 1, of all else nothing is known."""
+        return (-1.0, 1.0) if self.spaces.num_players == 2 else (math.inf, -math.inf)
+
+    def act(self, obs: Observation, memory: Any, *, explore: bool, rng: np.random.Generator) -> Decision:
+        hp = self.hp
+        if explore:
+            numbers = {"temperature": hp.temperature, "num_simulations": hp.num_simulations, **self.exploration()}
+        else:
+            simulations = hp.num_simulations if hp.eval_num_simulations is None else hp.eval_num_simulations
+            quiet = dict.fromkeys(self.exploration(), 0.0)
+            numbers = {"temperature": hp.eval_temperature, "num_simulations": simulations, **quiet}
+        plan = self.plan(obs, rng=rng, **numbers)  # type: ignore[arg-type]
+        extras = {"policy": plan.policy, "root_value": plan.value}
+        if plan.candidates is not None:
+            extras["candidates"] = plan.candidates
+        return Decision(plan.action, memory, extras)
+
+    def warm_up(self, obs: Observation, memory: Any, *, explore: bool, rng: np.random.Generator) -> Decision:
+        """A search of a model that knows nothing is random enough, and comes with targets."""
+        return self.act(obs, memory, explore=explore, rng=rng)
+
+    def learn(self, replay: Replay) -> dict[str, list[Tensor]]:
+        if self.target_is_due(replay):
+            self.move_target()
+        return super().learn(replay)
+
+    def move_target(self) -> None:
+        with torch.no_grad():
+            for target, parameter in zip(self.target_model.parameters(), self.model.parameters(), strict=True):
+                target.lerp_(parameter, self.hp.tau)
+            for statistic, newer in zip(self.target_model.buffers(), self.model.buffers(), strict=True):
+                statistic.copy_(newer)
+        self.target_planner.refresh()
+
+    def one_step(self, replay: Replay) -> dict[str, Tensor]:
+        hp = self.hp
+        index, weight = replay.draw(hp.batch_size, self.rng, beta=hp.beta, exponent=hp.priority_exponent)
+        batch = self.targets(replay, index) | {"weight": weight}
+        report, error = self.update(self.to_tensors(batch))
+        replay.set_priorities(index, error.abs().cpu().double().numpy() + self.PRIORITY_FLOOR)
+        self.planner.refresh()
+        return report
+
+    def to_tensors(self, batch: dict[str, Any]) -> Batch:
+        return {key: to_device(tree_map(torch.from_numpy, value), self.device) for key, value in batch.items()}
+
+    def targets(self, replay: Replay, index: Array) -> dict[str, Any]:
+        """What to learn from K + 1 steps of each sequence; beyond the end of an episode, nothing but rewards of 0.
+
+        obs [B, ...], action [B, K, ...], reward [B, K], value and policy [B, K + 1, ...], and masks of what is known.
+        """
+        hp, count = self.hp, self.hp.unroll_steps + 1
+        n = self.steps_to_bootstrap(replay, index)
+        sequence = replay.sequences(index, count + hp.n_step)
+        steps, terminated, place = sequence["steps"], sequence["terminated"], sequence["place"]
+        known = np.arange(count) < steps[:, None]
+        after = bootstrap_after(steps, terminated, n, count)
+        rows, at = np.arange(len(index))[:, None], np.arange(count) + after
+        value = sequence["root_value"][rows, at]
+        if hp.bootstrap == "target":
+            value = self.values_now(replay, place[rows, at])
+        value = n_step_sum(sequence["reward"], after, self.discount) + np.where(
+            at < steps[:, None], (np.float32(self.discount) ** after) * value, np.float32(0)
+        )
+        stored: tuple[str, ...] = ("policy", "candidates")
+        policy = {name: sequence[name][:, :count] for name in stored if name in sequence}
+        # A number that hardly varies: on a GPU every size of a search has a graph of its own.
+        fresh = self.rng.permutation(len(index))[: int(hp.reanalyse_ratio * len(index) + self.rng.random())]
+        self.renew_policies(replay, policy, place[:, :count], known, fresh)
+        over = terminated[:, None] & ~known
+        known_reward = known[:, :-1]
+        return policy | {
+            "obs": replay.observations(index),
+            "action": self.actions(sequence["action"][:, :-1], known_reward, count - 1),
+            "reward": np.where(known_reward, sequence["reward"][:, : count - 1], np.float32(0)),
+            "value": np.where(known, value, np.float32(0)).astype(np.float32),
+            "policy_mask": known.astype(np.float32),
+            "value_mask": (known | over).astype(np.float32),
+            "reward_mask": (known | over)[:, :-1].astype(np.float32),
+        }
+
+    def steps_to_bootstrap(self, replay: Replay, index: Array) -> int | Array:
+        """Steps before bootstrapping: one number, or [B]."""
+        return int(self.hp.n_step)
+
+    def values_now(self, replay: Replay, place: Array) -> Array:
+        """[B, K + 1] The target network's word on the observations at places [B, K + 1]."""
+        obs = replay.observations(place.reshape(-1))
+        return self.target_planner.inference.initial(obs, 0)[:, -2].reshape(place.shape)
+
+    def renew_policies(
+        self, replay: Replay, policy: dict[str, Array], place: Array, known: Array, fresh: Array
+    ) -> None:
+        """Search sequences number `fresh` anew, with the target network, at all steps that are known [B, K + 1]."""
+        if not len(fresh):
+            return
+        known = known[fresh]
+        place = np.where(known, place[fresh], place[fresh, :1])  # in place of what is not known any observation will do
+        quiet = dict.fromkeys(self.exploration(), 0.0)
+        plan = self.plan(
+            replay.observations(place.reshape(-1)),
+            temperature=0.0,
+            num_simulations=self.hp.num_simulations,
+            rng=self.rng,
+            planner=self.target_planner,
+            **quiet,
+        )
+        rows, steps = fresh[np.nonzero(known)[0]], np.nonzero(known)[1]
+        policy["policy"][rows, steps] = plan.policy.reshape(*known.shape, -1)[known]
+        if plan.candidates is not None:
+            policy["candidates"][rows, steps] = plan.candidates.reshape(*known.shape, *plan.candidates.shape[1:])[known]
+
+    def actions(self, action: Array, known: Array, count: int) -> Array:
+        """[B, K] what was played; beyond the end any action, because the model must learn that none matters there."""
+        action, space = action[:, :count], self.spaces.action
+        if isinstance(space, gym.spaces.Discrete):
+            return np.where(known, action, self.rng.integers(space.n, size=action.shape))
+        anything = self.rng.uniform(-1, 1, action.shape).astype(np.float32)
+        return np.where(known.reshape(*known.shape, *[1] * (action.ndim - 2)), action, anything)
+
+    def update(self, batch: Batch) -> tuple[dict[str, Tensor], Tensor]:
+        """One gradient step; returns what to report, and V - target of the first steps [B]."""
+        hp = self.hp
+        self.model.train()
+        losses, error = self.losses(batch)
+        self.model.eval()
+        total = sum(self.coefficients()[name] * value for name, value in losses.items())
+        loss = (batch["weight"] * total).mean()
+        backward(self.optimizer, loss)
+        # Apart from the gradient: inside it Adam would divide the decay by what the gradients usually are, and weights
+        # with small ones, such as what an action adds to a state, would be held at zero.
+        self.optimizer.parameters.vector.mul_(1 - hp.learning_rate * hp.weight_decay)
+        norm = clipped_step(self.optimizer, lr=hp.learning_rate, max_grad_norm=hp.max_grad_norm)
+        report = {f"{name}_loss": value.detach().mean() for name, value in losses.items()}
+        return {"loss": loss.detach(), **report, "grad_norm": norm, "value": batch["value"][:, 0].mean()}, error
+
+    def coefficients(self) -> dict[str, float]:
+        return {"policy": self.hp.policy_coef, "value": self.hp.value_coef, "reward": self.hp.reward_coef}
+
+    def losses(self, batch: Batch) -> tuple[dict[str, Tensor], Tensor]:
+        """Of the policy, the value and the reward, each [B]; and V - target of the first steps [B]."""
+        model = self.model
+        states, rewards = self.unroll(batch)
+        policy, value = model.predict(torch.cat(states))
+        policy, value = (
+            x.view(len(states), -1, x.shape[1]).transpose(0, 1) for x in (policy, value)
+        )  # [B, K + 1, ...]
+        weight = self.step_weights(len(states)).to(self.device)
+        value_loss = model.value_support.loss(value, batch["value"])
+        reward_loss = model.reward_support.loss(torch.stack(rewards, 1), self.reward_target(batch))
+        losses = {
+            "policy": (weight * batch["policy_mask"] * self.policy_loss(policy, batch)).sum(1),
+            "value": (weight * batch["value_mask"] * value_loss).sum(1),
+            "reward": (weight[1:] * batch["reward_mask"] * reward_loss).sum(1),
+        }
+        error = model.value_support.to_scalar(value[:, 0].detach()) - batch["value"][:, 0]
+        return losses | self.more_losses(batch, states), error
+
+    def more_losses(self, batch: Batch, states: list[Tensor]) -> dict[str, Tensor]:
+        """What a variant learns beside, each [B], from the K + 1 states [B, S] of an unroll."""
+        return {}
+
+    def unroll(self, batch: Batch) -> tuple[list[Tensor], list[Tensor]]:
+        """K + 1 states [B, S] and K reward logits: the first state from the observation, the others imagined."""
+        states, rewards = [self.model.represent(batch["obs"])], []
+        for action in batch["action"].unbind(1):
+            state, reward = self.model.transition(self.damped(states[-1]), action)
+            states.append(state)
+            rewards.append(reward)
+        return states, rewards
+
+    def damped(self, state: Tensor) -> Tensor:
+        """A state as it enters the dynamics, so that long unrolls do not drown the first steps' gradient."""
+        return scale_gradient(state, self.hp.hidden_gradient_scale)
+
+    def reward_target(self, batch: Batch) -> Tensor:
+        """[B, K] What the reward logits are to mean."""
+        target: Tensor = batch["reward"]
+        return target
+
+    def step_weights(self, count: int) -> Tensor:
+        """[K + 1] The first step weighs 1, the K unrolled ones unroll_coef / K each."""
+        weight = torch.full((count,), self.hp.unroll_coef / (count - 1))
+        weight[0] = 1.0
+        return weight
+
+    def policy_loss(self, policy: Tensor, batch: Batch) -> Tensor:
+        """[B, K + 1] The cross-entropy of policies [B, K + 1, P] against the searches' shares of the actions."""
+        share: Tensor = batch["policy"]
+        if "candidates" in batch:
+            return -(share * squashed_log_prob(policy, batch["candidates"])).sum(-1)
+        return -(share * F.log_softmax(policy, -1)).sum(-1)
+
+    def state_dict(self) -> State:
+        return super().state_dict() | {
+            "model": self.model.state_dict(),
+            "target_model": self.target_model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+        }
+
+    def load_state_dict(self, state: State) -> None:
+        super().load_state_dict(state)
+        self.model.load_state_dict(state["model"])
+        self.target_model.load_state_dict(state["target_model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.planner.refresh()
+        self.target_planner.refresh()
+
+
+def model_options(hp: PlanningHyperparameters) -> dict[str, Any]:
+    names = (
+        "latent_size",
+        "hidden_sizes",
+        "activation",
+        "value_limit",
+        "reward_limit",
+        "network",
+        "channels",
+        "blocks",
+    )
+    return {name: getattr(hp, name) for name in names}
+
+
+def scale_gradient(x: Tensor, scale: float) -> Tensor:
+    """x, through which only `scale` of a gradient passes."""
+    return x * scale + x.detach() * (1 - scale)
+
+
+def squashed_log_prob(policy: Tensor, action: Tensor) -> Tensor:
+    """[..., A] log-density of actions [..., A, D] = tanh(u), u ~ Normal(mean, std), of policies [..., 2 D]."""
+    mean, log_std = policy.unsqueeze(-2).chunk(2, -1)
+    u = torch.atanh(action)
+    density = -0.5 * ((u - mean) / log_std.exp()).square() - log_std - 0.5 * math.log(2 * math.pi)
+    return (density - torch.log1p(-action.square())).sum(-1)

@@ -1,0 +1,396 @@
+"""ScaleZero (arXiv:2509.07945): one UniZero world model (arXiv:2406.10667) learns to plan in several tasks at once.
+
+It grows as training goes on: tasks that are solved rest, and low-rank adapters take over from frozen weights.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from rl_training.algorithms.base import scalar, setting
+from rl_training.algorithms.muzero import MuZero, cooling
+from rl_training.algorithms.optim import Adam, FlatParameters, backward, clipped_step
+from rl_training.algorithms.planner import Plan, Planner
+from rl_training.algorithms.replay_based import CAPACITY, ReplayAlgorithm, ReplayHyperparameters
+from rl_training.config import InputError, nearest
+from rl_training.data.batch import to_device, tree_map
+from rl_training.data.replay import Replay
+from rl_training.models.acting import to_tensors
+from rl_training.models.moe import Adapters
+from rl_training.models.numpy_transformer import NumpyInference, task_inference
+from rl_training.models.scalezero import ScaleZeroModel, TaskModel
+from rl_training.models.world_transformer import Size
+from rl_training.types import Array, Batch, Decision, Observation, Spaces, State
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+@dataclass(frozen=True)
+class ScaleZeroHyperparameters(ReplayHyperparameters):
+    hidden_sizes: tuple[int, ...] = setting((128,), "hidden layers of each task's encoder", low=1)
+    width: int = setting(64, "numbers of a token, and of a latent", low=1)
+    layers: int = setting(2, "blocks of the transformer", low=1)
+    heads: int = setting(4, "attention heads of each block; width should be a multiple", low=1)
+    num_experts: int = setting(4, "experts of each block, of which a token takes one", low=1)
+    expert_size: int = setting(128, "hidden units of an expert, and of the one that all tokens share", low=1)
+    routing: Literal["probability", "one"] = setting(
+        "probability", "what the chosen expert counts: its probability, from which the gate learns, or one"
+    )
+    task_embedding: bool = setting(True, "tokens carry an embedding of their task")
+    context: int = setting(4, "steps that a node of a search looks back upon, its own included", low=1)
+    train_context: int | None = setting(None, "the same in training; None: all that are unrolled", low=1)
+    value_limit: int = setting(50, "atoms of the value are -limit .. limit in h(x); 0: one number in [-1, 1]", low=0)
+    reward_limit: int = setting(50, "the same for rewards", low=0)
+    num_adapters: int = setting(4, "stages after the first, each with a low-rank adapter in every layer", low=0)
+    adapter_rank: int = setting(8, "rank of an adapter", low=1)
+    adapter_alpha: float = setting(4.0, "an adapter counts adapter_alpha / adapter_rank times", low=0.0)
+    adapter_dropout: float = setting(0.0, "share of an adapter's inputs left out in training", low=0.0, high=1.0)
+    base_stage_steps: int = setting(50_000, "gradient steps that the first stage lasts at least", low=0)
+    stage_steps: int = setting(20_000, "gradient steps after which the next stage begins, solved tasks or not", low=1)
+    target_returns: dict[str, float] | None = setting(  # noqa: RUF009 - nothing writes to it
+        None, "mean returns in evaluation, by env id, at which a task counts as solved and rests from then on"
+    )
+    rank_exponent: float = setting(
+        0.0, "a task's loss weighs rank^exponent, the rank of its last evaluation among all, the lowest 1", low=0.0
+    )
+    buffer_capacity: int = setting(100_000, CAPACITY + "; for each task", low=1)
+    batch_size: int = setting(32, "sequences of each task per gradient step", low=1)
+    learning_starts: int = setting(1_000, "env steps of all tasks together before the first gradient step", low=0)
+    bootstrap: Literal["target", "search"] = setting(
+        "target", "whose value a target bootstraps from: the target network's now, or the search's when it was played"
+    )
+    unroll_steps: int = setting(10, "steps of a sequence", low=1)
+    eval_num_simulations: int | None = setting(None, "simulations in evaluation; None: num_simulations", low=1)
+    eval_temperature: float = setting(0.0, "temperature in evaluation", low=0.0)
+    learning_rate: float = scalar(1e-3, "step size of the optimizer")
+    weight_decay: float = scalar(1e-4, "what a step takes off each weight, per learning_rate")
+    max_grad_norm: float | None = scalar(5.0, "longest gradient; None: any")
+    gamma: float = scalar(0.997, "discount per step", high=1.0)
+    tau: float = scalar(0.05, "how far the target network moves to the network after each gradient step", high=1.0)
+    utd_ratio: float = scalar(0.25, "gradient steps per env step, of whichever task")
+    num_simulations: int = scalar(25, "simulations of a search", low=1)
+    temperature: float = scalar(1.0, "actions are played in proportion to visits^(1 / temperature)", schedule=cooling)
+    root_exploration_fraction: float = scalar(0.25, "share of Dirichlet noise in the root's prior", high=1.0)
+    dirichlet_alpha: float = scalar(0.3, "of that noise: the smaller, the fewer actions it favours", low=1e-3)
+    pb_c_init: float = scalar(1.25, "what the prior weighs beside Q in a search")
+    pb_c_base: float = scalar(19652.0, "visits by which that weight has grown by log 2", low=1.0)
+    n_step: int = scalar(5, "steps whose rewards a value target sums before it bootstraps", low=1)
+    reanalyse_ratio: float = scalar(
+        0.0, "share of sequences whose policy targets are searched anew, with the target network", high=1.0
+    )
+    priority_exponent: float = scalar(0.0, "0 draws all sequences alike, 1 in proportion to their error", high=1.0)
+    beta: float = scalar(1.0, "how far importance weights undo that: 1 wholly", high=1.0)
+    latent_coef: float = scalar(10.0, "weight of the squared error of predicted latents")
+    policy_coef: float = scalar(1.0, "weight of the policy loss")
+    value_coef: float = scalar(0.5, "weight of the value loss")
+    reward_coef: float = scalar(1.0, "weight of the reward loss")
+
+
+class TaskPlanner(Planner):
+    def __init__(self, model: TaskModel, spaces: Spaces) -> None:
+        super().__init__(model, spaces, num_candidates=0)
+        self.inference = task_inference(model)
+
+    def refresh(self) -> None:
+        if isinstance(self.inference, NumpyInference):
+            self.inference.refresh()
+
+
+class TaskPlayer(MuZero):
+    """MuZero's acting and targets in one task, by the networks of all.
+
+    The root of a search has no past; its nodes look back to it, and upon what was imagined since.
+    """
+
+    def __init__(self, whole: ScaleZero, task: int) -> None:
+        # Not MuZero's own: networks, optimizer and clocks are the whole's.
+        self.whole, self.task = whole, task
+        self.spaces, self.rng, self.device = whole.spaces[task], whole.rng, whole.device
+        self.planner = TaskPlanner(whole.model.for_task(task), self.spaces)
+        self.target_planner = TaskPlanner(whole.target_model.for_task(task), self.spaces)
+
+    @property
+    def hp(self) -> Any:  # type: ignore[override]
+        return self.whole.hp
+
+    def refresh(self) -> None:
+        self.planner.refresh()
+        self.target_planner.refresh()
+
+    def plan(self, obs: Observation, *, planner: Planner | None = None, **numbers: Any) -> Plan:
+        whole = self.whole
+        model = whole.target_model if planner is self.target_planner else whole.model
+        with model.fixed_weights():
+            return super().plan(obs, planner=planner, **numbers)
+
+    def targets(self, replay: Replay, index: Array) -> dict[str, Any]:
+        """With the observations [B, H + 1, ...] of all steps; an episode that is over stays at its last."""
+        batch, count = super().targets(replay, index), self.hp.unroll_steps + 1
+        sequence = replay.sequences(index, count)
+        at = np.minimum(np.arange(count), sequence["steps"][:, None])
+        place = np.take_along_axis(sequence["place"], at, 1)
+        obs = tree_map(lambda x: x.reshape(*place.shape, *x.shape[1:]), replay.observations(place.reshape(-1)))
+        return batch | {"obs": obs}
+
+    @torch.no_grad()
+    def values_now(self, replay: Replay, place: Array) -> Array:
+        """As a search's root would have them, but a sequence of one observation takes half the time."""
+        obs = tree_map(lambda x: x.unsqueeze(1), to_tensors(replay.observations(place.reshape(-1)), self.device))
+        model, action = self.whole.target_model, torch.empty(place.size, 0, dtype=torch.int64, device=self.device)
+        value = model.unroll(self.task, obs, action).value.squeeze(1)
+        return model.value_support.to_scalar(value).cpu().numpy().reshape(place.shape)
+
+
+class ScaleZero(ReplayAlgorithm):
+    """Each gradient step learns from sequences of every task that is not solved yet; see `TaskPlayer` for the rest."""
+
+    Hyperparameters = ScaleZeroHyperparameters
+    hp: ScaleZeroHyperparameters
+    spaces: Sequence[Spaces]  # type: ignore[assignment]  # of each task
+    PRIORITY_FLOOR = 1e-6
+
+    def __init__(
+        self,
+        model: ScaleZeroModel,
+        spaces: Sequence[Spaces],
+        hp: ScaleZeroHyperparameters,
+        *,
+        rng: np.random.Generator,
+        device: torch.device | str = "cpu",
+        names: Sequence[str] = (),
+    ) -> None:
+        """names: the tasks' env ids, without which none can be solved: to act needs none."""
+        super().__init__(spaces, hp, rng=rng, device=device)  # type: ignore[arg-type]
+        self.names = list(names)
+        self.target_returns = numbered(hp.target_returns or {}, self.names)
+        self.model = model.to(self.device).eval()
+        self.target_model = deepcopy(self.model)
+        self.num_parameters = sum(p.numel() for p in model.parameters())
+        self.solved: list[int] = []
+        self.scores: list[float | None] = [None] * len(spaces)  # mean returns of the last evaluation
+        self.stage_began = 0  # the gradient step
+        self.solved_before = 0  # tasks, when the stage began
+        self.use_stage(0)
+
+    @classmethod
+    def build(
+        cls, spaces: Sequence[Spaces], hp: Any, *, rng: np.random.Generator, device: torch.device, **options: Any
+    ) -> Self:
+        model = ScaleZeroModel(
+            spaces,
+            Size(hp.width, hp.layers, hp.heads, hp.num_experts, hp.expert_size),
+            Adapters(hp.num_adapters, hp.adapter_rank, hp.adapter_alpha, hp.adapter_dropout),
+            hidden_sizes=hp.hidden_sizes,
+            activation=hp.activation,
+            context=hp.context,
+            train_context=hp.train_context,
+            value_limit=hp.value_limit,
+            reward_limit=hp.reward_limit,
+            task_embedding=hp.task_embedding,
+            routing=hp.routing,
+        )
+        return cls(model, spaces, hp, rng=rng, device=device, **options)
+
+    def use_stage(self, stage: int) -> None:
+        """Let the parameters of a stage learn, with an optimizer that knows nothing yet."""
+        self.stage = stage
+        for model in (self.model, self.target_model):
+            model.set_stage(stage)
+        self.target_model.requires_grad_(False)
+        self.optimizer = Adam(FlatParameters(self.model.parameters()), eps=1e-8)
+        self.moves = self.what_moves()
+        # Anew, because the parameters have moved, and a captured graph reads from where they were.
+        self.players = [TaskPlayer(self, task) for task in range(len(self.spaces))]
+
+    def what_moves(self) -> Tensor:
+        """[P] 1, or 0 for parameters that belong to solved tasks alone."""
+        flat = self.optimizer.parameters
+        moves = torch.ones_like(flat.vector)
+        views = dict(zip(map(id, flat.parameters), flat.views(moves), strict=True))
+        for task in self.solved:
+            for part in (self.model.encoders[task], self.model.heads[task]):
+                for parameter in part.parameters():
+                    views[id(parameter)].zero_()
+            if self.model.task is not None:
+                views[id(self.model.task)][task] = 0.0
+        return moves
+
+    def stage_is_over(self) -> bool:
+        """Once as many tasks were solved as each adapter that is left should account for, or after long enough."""
+        hp, left = self.hp, self.hp.num_adapters - self.stage
+        since = self.gradient_steps - self.stage_began
+        if left == 0 or (self.stage == 0 and since < hp.base_stage_steps):
+            return False
+        unsolved, newly = len(self.spaces) - len(self.solved), len(self.solved) - self.solved_before
+        return newly >= math.ceil(unsolved / left) or since >= hp.stage_steps
+
+    def next_stage(self) -> None:
+        self.use_stage(self.stage + 1)
+        self.stage_began, self.solved_before = self.gradient_steps, len(self.solved)
+
+    def note_scores(self, scores: Mapping[int, float]) -> None:
+        """Mean returns of an evaluation. A task that is solved stays so, and what only it uses stays as it is."""
+        for task, score in scores.items():
+            self.scores[task] = score
+            if self.active(task) and score >= self.target_returns.get(task, math.inf):
+                self.solved.append(task)
+        self.moves = self.what_moves()
+        for average in (self.optimizer.mean, self.optimizer.square):
+            average.mul_(self.moves)
+
+    def active(self, task: int) -> bool:
+        return task not in self.solved
+
+    def make_replay(self, num_envs: int, *, task: int) -> Replay:  # type: ignore[override]
+        return self.players[task].make_replay(num_envs)
+
+    def act(self, obs: Observation, memory: Any, *, explore: bool, rng: np.random.Generator, task: int = 0) -> Decision:
+        return self.players[task].act(obs, memory, explore=explore, rng=rng)
+
+    def plan(self, obs: Observation, *, task: int = 0, **numbers: Any) -> Plan:
+        """See MuZero.plan."""
+        return self.players[task].plan(obs, **numbers)
+
+    def learn(self, replays: Sequence[Replay]) -> dict[str, list[Tensor]]:  # type: ignore[override]
+        reports: dict[str, list[Tensor]] = {}
+        for _ in range(self.steps_due(sum(replay.added for replay in replays))):
+            for name, value in self.one_step(replays).items():
+                reports.setdefault(name, []).append(value)
+            self.gradient_steps += 1
+        return reports
+
+    def one_step(self, replays: Sequence[Replay]) -> dict[str, Tensor]:  # type: ignore[override]
+        hp = self.hp
+        if self.stage_is_over():
+            self.next_stage()
+        batches: dict[int, Batch] = {}
+        drawn: dict[int, Array] = {}
+        for task in filter(self.active, range(len(replays))):
+            drawn[task], weight = replays[task].draw(
+                hp.batch_size, self.rng, beta=hp.beta, exponent=hp.priority_exponent
+            )
+            batches[task] = self.to_tensors(self.players[task].targets(replays[task], drawn[task]) | {"weight": weight})
+        report, errors = self.update(batches)
+        for task, error in errors.items():
+            replays[task].set_priorities(drawn[task], error.abs().cpu().double().numpy() + self.PRIORITY_FLOOR)
+        self.move_target()
+        for player in self.players:
+            player.refresh()
+        numbers = {"stage": self.stage, "active_tasks": len(batches)}
+        return report | {name: torch.tensor(float(x), device=self.device) for name, x in numbers.items()}
+
+    def to_tensors(self, batch: dict[str, Any]) -> Batch:
+        return {key: to_device(tree_map(torch.from_numpy, value), self.device) for key, value in batch.items()}
+
+    def update(self, batches: Mapping[int, Batch]) -> tuple[dict[str, Tensor], dict[int, Tensor]]:
+        """One gradient step on all of these tasks; returns what to report, and V - target of the first steps [B]."""
+        hp, coefficients = self.hp, self.coefficients()
+        each: list[dict[str, Tensor]] = []
+        totals, errors = {}, {}
+        with self.training():
+            for task, batch in batches.items():
+                losses, errors[task] = self.losses(task, batch)
+                total = sum(coefficients[name] * value for name, value in losses.items())
+                totals[task] = (batch["weight"] * total).mean()
+                each.append({f"{name}_loss": value.detach().mean() for name, value in losses.items()})
+        weights = self.task_weights(list(batches))
+        loss = torch.stack([weights[task] * total for task, total in totals.items()]).sum()
+        backward(self.optimizer, loss)
+        # AdamW's decay: as part of the gradient, Adam would stretch it wherever there is no other.
+        parameters = self.optimizer.parameters
+        parameters.vector.addcmul_(parameters.vector, self.moves, value=-hp.learning_rate * hp.weight_decay)
+        norm = clipped_step(self.optimizer, lr=hp.learning_rate, max_grad_norm=hp.max_grad_norm)
+        report = {"loss": loss.detach(), "grad_norm": norm}
+        report |= {name: torch.stack([losses[name] for losses in each]).mean() for name in each[0]}
+        if len(self.names) > 1:
+            report |= {f"loss/{self.names[task]}": total.detach() for task, total in totals.items()}
+        return report, errors
+
+    @contextmanager
+    def training(self) -> Iterator[None]:
+        """Adapters' dropout, which draws from torch's generator, is decided by that of the algorithm."""
+        drops = self.stage > 0 and self.hp.adapter_dropout > 0
+        self.model.train()
+        with torch.random.fork_rng(enabled=drops):
+            if drops:
+                torch.manual_seed(int(self.rng.integers(1 << 62)))
+            yield
+        self.model.eval()
+
+    def coefficients(self) -> dict[str, float]:
+        hp = self.hp
+        return {"latent": hp.latent_coef, "policy": hp.policy_coef, "value": hp.value_coef, "reward": hp.reward_coef}
+
+    def task_weights(self, tasks: Sequence[int]) -> dict[int, float]:
+        """In proportion to rank^exponent, 1 together. The authors' code ranks the same way, with an exponent that rises
+        from 0.1 to 1, but then adds up the tasks' losses without these weights: so does an exponent of 0."""
+        scores = [score for task in tasks if (score := self.scores[task]) is not None]
+        if len(scores) < len(tasks):
+            return dict.fromkeys(tasks, 1 / len(tasks))
+        rank = np.argsort(np.argsort(scores, kind="stable")) + 1.0
+        weight = rank**self.hp.rank_exponent
+        return dict(zip(tasks, (weight / weight.sum()).tolist(), strict=True))
+
+    def losses(self, task: int, batch: Batch) -> tuple[dict[str, Tensor], Tensor]:
+        """Means over the steps of a sequence, each [B]; and V - target of the first steps [B]."""
+        model, obs = self.model, batch["obs"]
+        said = model.unroll(task, obs, batch["action"])
+        with torch.no_grad():
+            came = self.target_model.encode(task, tree_map(lambda x: x[:, 1:], obs))
+        log_policy = F.log_softmax(said.policy, -1)
+        each = {
+            "latent": batch["reward_mask"] * (said.latent - came).square().mean(-1),
+            "policy": batch["policy_mask"] * -(batch["policy"] * log_policy).sum(-1),
+            "value": batch["value_mask"] * model.value_support.loss(said.value, batch["value"]),
+            "reward": batch["reward_mask"] * model.reward_support.loss(said.reward, batch["reward"]),
+        }
+        error = model.value_support.to_scalar(said.value[:, 0].detach()) - batch["value"][:, 0]
+        return {name: value.mean(1) for name, value in each.items()}, error
+
+    @torch.no_grad()
+    def move_target(self) -> None:
+        targets: list[Tensor] = list(self.target_model.parameters())
+        parameters: list[Tensor] = list(self.model.parameters())
+        torch._foreach_lerp_(targets, parameters, self.hp.tau)
+
+    def state_dict(self) -> State:
+        return super().state_dict() | {
+            "model": self.model.state_dict(),
+            "target_model": self.target_model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "stage": self.stage,
+            "stage_began": self.stage_began,
+            "solved": list(self.solved),
+            "solved_before": self.solved_before,
+            "scores": list(self.scores),
+        }
+
+    def load_state_dict(self, state: State) -> None:
+        super().load_state_dict(state)
+        self.stage_began, self.solved_before = state["stage_began"], state["solved_before"]
+        self.solved, self.scores = list(state["solved"]), list(state["scores"])
+        self.model.load_state_dict(state["model"])
+        self.target_model.load_state_dict(state["target_model"])
+        self.use_stage(state["stage"])
+        self.optimizer.load_state_dict(state["optimizer"])
+
+
+def numbered(returns: Mapping[str, float], names: Sequence[str]) -> dict[int, float]:
+    """Returns by the number of their task; an error where there is no such task."""
+    unknown = [name for name in returns if names and name not in names]
+    if unknown:
+        raise InputError(
+            f"target_returns: {unknown[0]!r} is none of the tasks{nearest(unknown[0], names)} ({', '.join(names)})"
+        )
+    return {names.index(name): value for name, value in returns.items() if names}

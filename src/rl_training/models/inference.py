@@ -1,0 +1,141 @@
+"""A model's word on the nodes of a search, as arrays: on any device, with the states kept where the model is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rl_training.models.acting import to_tensors
+from rl_training.models.muzero import PlanningModel
+from rl_training.types import Array, Observation
+
+
+class TorchInference:
+    """Any model. `initial` begins a search of B roots; `recurrent` then makes node after node, one in each tree."""
+
+    def __init__(self, model: PlanningModel) -> None:
+        self.model = model
+        self.device = next(model.parameters()).device
+        self.states = torch.empty(0, model.state_size, device=self.device)  # [nodes * B, S]
+        self.batch = 0
+
+    @torch.no_grad()
+    def initial(self, obs: Observation, num_simulations: int) -> Array:
+        """[B, P + 2] policy, value and reward (0) of the roots."""
+        said = self.model.initial(to_tensors(obs, self.device))
+        self.batch = len(said.state)
+        if len(self.states) < self.batch * (num_simulations + 1):
+            self.states = said.state.new_empty(self.batch * (num_simulations + 1), self.model.state_size)
+        self.states[: self.batch] = said.state
+        return packed(said).cpu().numpy()
+
+    @property
+    def roots(self) -> Tensor:
+        """[B, S]"""
+        return self.states[: self.batch]
+
+    @torch.no_grad()
+    def recurrent(self, node: int, parent: Array, action: Array) -> Array:
+        """[B, P + 2] policy, value and reward of nodes number `node`, reached from nodes parent [B] by action [B, ...].
+
+        Actions are those of the model: numbers of discrete ones, or continuous ones themselves.
+        """
+        rows = torch.from_numpy(parent * self.batch + np.arange(self.batch)).to(self.device)
+        said = self.model.recurrent(self.states[rows], torch.from_numpy(action).to(self.device))
+        self.states[node * self.batch : (node + 1) * self.batch] = said.state
+        return packed(said).cpu().numpy()
+
+
+class GraphInference(TorchInference):
+    """The same on a CUDA device, with `recurrent` captured as a graph: one launch instead of one per kernel.
+
+    The graph reads its inputs from and writes its outputs to pinned memory of the host. Optimizers and
+    `load_state_dict` write weights in place, so it stays valid; a batch of another size has a graph of its own.
+    """
+
+    WARM_UP = 3  # runs before the capture, in which libraries choose their kernels
+    MOST = 8  # graphs, each with an arena of states; the oldest goes first
+
+    def __init__(self, model: PlanningModel) -> None:
+        super().__init__(model)
+        self.graphs: dict[tuple[int, tuple[int, ...]], Graph] = {}
+        self.arenas: dict[int, Tensor] = {}
+
+    def initial(self, obs: Observation, num_simulations: int) -> Array:
+        batch = len(next(iter(obs.values())) if isinstance(obs, dict) else obs)
+        self.states = self.arenas.get(batch, self.states[:0])
+        word = super().initial(obs, num_simulations)
+        if self.arenas.get(batch) is not self.states:  # a larger one: graphs point into the old
+            self.forget(batch)
+            self.arenas[batch] = self.states
+            if len(self.arenas) > self.MOST:
+                self.forget(next(iter(self.arenas)))
+        return word
+
+    def forget(self, batch: int) -> None:
+        self.arenas.pop(batch, None)
+        self.graphs = {key: graph for key, graph in self.graphs.items() if key[0] != batch}
+
+    @torch.no_grad()
+    def recurrent(self, node: int, parent: Array, action: Array) -> Array:
+        key = (self.batch, action.shape[1:])
+        graph = self.graphs.get(key)
+        if graph is None:
+            graph = self.graphs[key] = Graph(self.model, self.states, self.batch, action)
+        return graph(node, parent, action)
+
+
+class Graph:
+    """`recurrent` for B trees whose states lie in `states`, captured."""
+
+    def __init__(self, model: PlanningModel, states: Tensor, batch: int, action: Array) -> None:
+        device = states.device
+        self.batch, self.offset = batch, np.arange(batch)
+        self.rows = torch.zeros(2, batch, dtype=torch.int64).pin_memory()  # where from, where to
+        self.rows[1] = batch + torch.arange(batch)
+        self.action = torch.from_numpy(action.copy()).pin_memory()
+        rows, actions = self.rows.to(device), self.action.to(device)
+        word: Any = None
+
+        def step() -> Tensor:
+            rows.copy_(self.rows, non_blocking=True)
+            actions.copy_(self.action, non_blocking=True)
+            said = model.recurrent(states.index_select(0, rows[0]), actions)
+            states.index_copy_(0, rows[1], said.state)
+            return packed(said)
+
+        stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(stream):
+            for _ in range(GraphInference.WARM_UP):
+                word = step()
+        torch.cuda.current_stream(device).wait_stream(stream)
+        self.word = torch.empty(word.shape).pin_memory()
+        self.stream = torch.cuda.current_stream(device)  # asking for it takes as long as a kernel
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            self.word.copy_(step(), non_blocking=True)
+        self.inputs, self.output = (self.rows.numpy(), self.action.numpy()), self.word.numpy()
+
+    def __call__(self, node: int, parent: Array, action: Array) -> Array:
+        rows, actions = self.inputs
+        np.multiply(parent, self.batch, out=rows[0])
+        rows[0] += self.offset
+        np.add(self.offset, node * self.batch, out=rows[1])
+        actions[:] = action
+        self.graph.replay()
+        self.stream.synchronize()
+        return self.output  # valid until the next call
+
+
+def make_inference(model: PlanningModel) -> TorchInference:
+    on_gpu = next(model.parameters()).device.type == "cuda"
+    return GraphInference(model) if on_gpu else TorchInference(model)
+
+
+def packed(said: Any) -> Tensor:
+    """Policy, value, reward side by side: one piece travels faster than three."""
+    return torch.cat([said.policy, said.value.unsqueeze(1), said.reward.unsqueeze(1)], 1)

@@ -1,0 +1,251 @@
+"""The learned model of MuZero (Schrittwieser et al., arXiv:1911.08265), and what every model to plan with offers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Literal, NamedTuple, TypeAlias
+
+import gymnasium as gym
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from rl_training.config import InputError
+from rl_training.models.networks import ACTIVATIONS, Activation, is_image, make_encoder, mlp
+from rl_training.models.residual import (
+    Dynamics,
+    Planes,
+    dense_head,
+    flat_features,
+    representation_tower,
+    residual_blocks,
+)
+from rl_training.ops.support import AnySupport, make_support
+from rl_training.types import Spaces, TensorTree
+
+Network: TypeAlias = Literal["auto", "mlp", "conv"]
+LOG_STD_RANGE = (-5.0, 2.0)
+SMALLEST_RANGE = 1e-5  # of a latent: one that is almost constant is not blown up
+
+
+class Inference(NamedTuple):
+    """What a model says of B states: all that a search wants to know."""
+
+    state: Tensor  # [B, S]
+    reward: Tensor  # [B] on the way there; 0 where nothing led there
+    value: Tensor  # [B]
+    policy: Tensor  # [B, P]
+
+
+class PlanningModel(nn.Module):
+    """What searches and losses use. A state is a row of floats, whatever it means inside: rows can be gathered.
+
+    The policy is logits of P actions; or, where actions are D numbers, D means and then D log_stds.
+    """
+
+    state_size: int  # S
+    policy_size: int  # P
+    value_support: AnySupport
+    reward_support: AnySupport
+
+    def represent(self, obs: TensorTree) -> Tensor:
+        """Observations [B, ...] to states [B, S]."""
+        raise NotImplementedError
+
+    def predict(self, state: Tensor) -> tuple[Tensor, Tensor]:
+        """States [B, S] to (policy [B, P], value logits [B, value_support.size])."""
+        raise NotImplementedError
+
+    def transition(self, state: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+        """States [B, S], actions [B] or [B, D], to (next states [B, S], reward logits [B, reward_support.size])."""
+        raise NotImplementedError
+
+    def reward_between(self, state: Tensor, next_state: Tensor, logits: Tensor) -> Tensor:
+        """The rewards [B] of transitions, from what `transition` was given and what it gave."""
+        return self.reward_support.to_scalar(logits)
+
+    def initial(self, obs: TensorTree) -> Inference:
+        state = self.represent(obs)
+        policy, value = self.predict(state)
+        return Inference(state, state.new_zeros(len(state)), self.value_support.to_scalar(value), policy)
+
+    def recurrent(self, state: Tensor, action: Tensor) -> Inference:
+        next_state, logits = self.transition(state, action)
+        policy, value = self.predict(next_state)
+        reward = self.reward_between(state, next_state, logits)
+        return Inference(next_state, reward, self.value_support.to_scalar(value), policy)
+
+
+class MuZeroModel(PlanningModel):
+    """Representation, dynamics and prediction: perceptrons without normalisation layers, or residual towers with them.
+
+    network "auto" takes towers where the observation is an image. The latent is scaled to [0, 1] over all numbers of a
+    state, not channel by channel. Each action has a plane of its own before the convolutions, as MuZero's on Atari;
+    EfficientZero's single plane of a / A would put an order on them.
+    """
+
+    action_one_hot: Tensor | None
+
+    def __init__(
+        self,
+        spaces: Spaces,
+        *,
+        latent_size: int = 64,
+        hidden_sizes: Sequence[int] = (128,),
+        activation: Activation = "relu",
+        value_limit: int = 30,
+        reward_limit: int = 30,
+        network: Network = "auto",
+        channels: int = 64,
+        blocks: int = 1,
+    ) -> None:
+        """latent_size, hidden_sizes and activation are of perceptrons; channels and blocks of towers, in each of the
+        three. A limit of 30 tells values up to 900 apart; 300 is the paper's, 0 learns one number in [-1, 1]."""
+        super().__init__()
+        self.value_support, self.reward_support = make_support(value_limit), make_support(reward_limit)
+        space, self.observation_key = visible(spaces.observation)
+        self.continuous, action_size, self.policy_size = action_sizes(spaces.action)
+        one_hot = None if self.continuous else torch.eye(action_size)
+        self.register_buffer("action_one_hot", one_hot, persistent=False)
+        if network == "conv" or (network == "auto" and is_image(space)):
+            parts = tower_parts(space, action_size, channels, blocks)
+        else:
+            parts = perceptron_parts(space, action_size, latent_size, hidden_sizes, activation)
+        self.latent_shape, self.is_tower = parts.latent_shape, len(parts.latent_shape) == 3
+        self.latent_size = self.state_size = math.prod(parts.latent_shape)
+        self.encoder, self.representation = parts.encoder, parts.representation
+        self.dynamics_trunk, self.next_state = parts.dynamics_trunk, parts.next_state
+        self.reward = parts.head(self.reward_support.size)
+        self.prediction_trunk = parts.prediction_trunk
+        self.policy, self.value = parts.head(self.policy_size), parts.head(self.value_support.size)
+        if self.is_tower:
+            self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # 1.3 times as fast on CPUs
+
+    def represent(self, obs: TensorTree) -> Tensor:
+        if self.observation_key is not None:
+            assert isinstance(obs, dict)
+            obs = obs[self.observation_key]
+        return min_max_scaled(self.representation(self.encoder(obs)).flatten(1))
+
+    def predict(self, state: Tensor) -> tuple[Tensor, Tensor]:
+        features = self.prediction_trunk(state.reshape(-1, *self.latent_shape))
+        policy = self.policy(features)
+        return bounded_log_std(policy) if self.continuous else policy, self.value(features)
+
+    def transition(self, state: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+        features = self.dynamics_trunk(self.with_action(state, action))
+        return self.next_latent(features), self.reward(features)
+
+    def with_action(self, latent: Tensor, action: Tensor) -> Tensor:
+        """Latents [B, L], actions [B] or [B, ...], side by side: numbers, or planes where the latent has planes."""
+        numbers = action.flatten(1) if self.action_one_hot is None else F.embedding(action, self.action_one_hot)
+        if not self.is_tower:
+            return torch.cat([latent, numbers], 1)
+        planes = numbers[:, :, None, None].expand(-1, -1, *self.latent_shape[1:])
+        return torch.cat([latent.reshape(-1, *self.latent_shape), planes], 1)
+
+    def next_latent(self, features: Tensor) -> Tensor:
+        """[B, L] of what the dynamics' trunk gave."""
+        return min_max_scaled(self.next_state(features).flatten(1))
+
+
+class Parts(NamedTuple):
+    """In what models of vectors and of planes differ."""
+
+    latent_shape: tuple[int, ...]
+    encoder: nn.Module
+    representation: nn.Module
+    dynamics_trunk: nn.Module
+    next_state: nn.Module
+    prediction_trunk: nn.Module
+    head: Callable[[int], nn.Module]  # so many outputs from a trunk's features
+
+
+def perceptron_parts(
+    space: gym.Space, action_size: int, latent_size: int, hidden_sizes: Sequence[int], activation: Activation
+) -> Parts:
+    if not hidden_sizes:
+        raise InputError("hidden_sizes is empty, but a planning model needs a hidden layer: give at least one size")
+
+    def trunk(fan_in: int) -> nn.Sequential:
+        """Pairs of a linear layer and an activation, which stands at the end as well."""
+        return nn.Sequential(*mlp([fan_in, *hidden_sizes], activation, init="torch"), ACTIVATIONS[activation]())
+
+    encoder = make_encoder(space, "torch")
+    return Parts(
+        latent_shape=(latent_size,),
+        encoder=encoder,
+        representation=nn.Sequential(*trunk(encoder.size), nn.Linear(hidden_sizes[-1], latent_size)),
+        dynamics_trunk=trunk(latent_size + action_size),
+        next_state=nn.Linear(hidden_sizes[-1], latent_size),
+        prediction_trunk=trunk(latent_size),
+        head=lambda outputs: zero_linear(hidden_sizes[-1], outputs),
+    )
+
+
+def tower_parts(space: gym.Space, action_size: int, channels: int, blocks: int) -> Parts:
+    encoder = Planes(space)
+    representation, latent_shape = representation_tower(encoder.shape, channels, blocks)
+
+    def head(outputs: int) -> nn.Sequential:
+        features, size = flat_features(latent_shape)
+        return nn.Sequential(features, dense_head(size, lambda units: zero_linear(units, outputs)))
+
+    return Parts(
+        latent_shape=tuple(latent_shape),
+        encoder=encoder,
+        representation=representation,
+        dynamics_trunk=Dynamics(channels, action_size, blocks),
+        next_state=nn.Identity(),
+        prediction_trunk=residual_blocks(channels, blocks),
+        head=head,
+    )
+
+
+def visible(space: gym.Space) -> tuple[gym.Space, str | None]:
+    """What a model encodes: all but a mask of legal actions; if that is a single entry, its space and its key."""
+    if not isinstance(space, gym.spaces.Dict):
+        return space, None
+    entries = dict(space.spaces)
+    if isinstance(entries.get("action_mask"), gym.spaces.MultiBinary):
+        del entries["action_mask"]
+    if len(entries) == 1:
+        key, part = entries.popitem()
+        return part, key
+    return gym.spaces.Dict(entries), None
+
+
+def action_sizes(space: gym.Space) -> tuple[bool, int, int]:
+    """Whether actions are continuous, how many numbers stand for one in the dynamics, how many for a policy."""
+    if isinstance(space, gym.spaces.Discrete):
+        return False, int(space.n), int(space.n)
+    if isinstance(space, gym.spaces.Box) and space.dtype.kind == "f":
+        size = math.prod(space.shape)
+        return True, size, 2 * size
+    raise InputError(
+        f"no planning over action space {space}: supported are Discrete and Box of floats; wrap the environment with "
+        "gymnasium.wrappers.TransformAction"
+    )
+
+
+def zero_linear(fan_in: int, fan_out: int) -> nn.Linear:
+    """A layer that says nothing at first: every action as likely, every value and reward 0."""
+    layer = nn.Linear(fan_in, fan_out)
+    nn.init.zeros_(layer.weight)
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
+def min_max_scaled(latent: Tensor) -> Tensor:
+    """Each row [L] of [B, L] stretched to [0, 1]."""
+    low, high = latent.amin(1, keepdim=True), latent.amax(1, keepdim=True)
+    size = high - low
+    return (latent - low) / torch.where(size < SMALLEST_RANGE, size + SMALLEST_RANGE, size)
+
+
+def bounded_log_std(policy: Tensor) -> Tensor:
+    """[B, 2 D], means as they are, log_stds squashed into their range so that 0 stays 0 (a standard deviation of 1)."""
+    mean, log_std = policy.chunk(2, 1)
+    low, high = LOG_STD_RANGE
+    return torch.cat([mean, low + (high - low) * torch.sigmoid(log_std + math.log(-low / high))], 1)

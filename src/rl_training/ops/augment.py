@@ -1,0 +1,57 @@
+"""Images as they might have been seen as well: shifted by some pixels, a little darker or lighter (DrQ, Yarats et al.,
+arXiv:2004.13649; the intensity of SPR, arXiv:2007.05929)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+from torch import Tensor
+
+SHIFT = 4  # pixels, at most, each way
+INTENSITY = 0.05  # deviation of the brightness factor, cut at twice that
+MIN_SIDE = 36  # of smaller images, and of boards, every cell has a meaning of its own
+
+
+def augmented(obs: Any, space: gym.Space, rng: np.random.Generator) -> Any:
+    """Observations [B, ...] of a space: its uint8 images changed at random, each in its own way, all else as it is."""
+    if isinstance(space, gym.spaces.Dict):
+        return {key: augmented(obs[key], part, rng) for key, part in space.spaces.items()}
+    if not isinstance(space, gym.spaces.Box) or space.dtype != np.uint8 or len(space.shape) not in (2, 3, 4):
+        return obs
+    images = obs.movedim(-1, 1) if channels_last(space.shape) else obs
+    if min(images.shape[-2:]) < MIN_SIDE:
+        return obs
+    planes = images.flatten(1, -3) if images.ndim > 3 else images.unsqueeze(1)
+    changed = brightened(shifted(planes, rng), rng).reshape(images.shape)
+    return changed.movedim(1, -1) if channels_last(space.shape) else changed
+
+
+def channels_last(shape: tuple[int, ...]) -> bool:
+    """Of images [H, W], [C, H, W], [H, W, C] or stacks [S, H, W], [S, C, H, W], [S, H, W, C], as networks read them:
+    where two of three axes are equal, the third holds channels; else the smaller one beside height and width does."""
+    if len(shape) == 3 and shape[1] == shape[2]:
+        return False
+    return len(shape) > 2 and (shape[-1] < shape[-3] or (len(shape) == 3 and shape[0] == shape[1]))
+
+
+def shifted(images: Tensor, rng: np.random.Generator) -> Tensor:
+    """[B, C, H, W], each moved by up to SHIFT pixels; what comes in is what stood at the border."""
+    batch, channels, height, width = images.shape
+    moves = torch.from_numpy(rng.integers(-SHIFT, SHIFT + 1, (2, batch))).to(images.device)
+    rows, columns = (
+        (move[:, None] + torch.arange(size, device=images.device)).clamp(0, size - 1)
+        for move, size in zip(moves, (height, width), strict=True)
+    )
+    which = torch.arange(batch, device=images.device)[:, None, None, None]
+    channel = torch.arange(channels, device=images.device)[None, :, None, None]
+    return images[which, channel, rows[:, None, :, None], columns[:, None, None, :]]
+
+
+def brightened(images: Tensor, rng: np.random.Generator) -> Tensor:
+    """[B, C, H, W] as bytes, each times 1 + INTENSITY clip(N(0, 1), -2, 2)."""
+    noise = np.clip(rng.standard_normal(len(images)), -2, 2)
+    factor = torch.from_numpy(1 + INTENSITY * noise).float().to(images.device)
+    return (images * factor[:, None, None, None]).round_().clamp_(0, 255).to(torch.uint8)

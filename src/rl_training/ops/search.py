@@ -1,0 +1,292 @@
+"""Monte Carlo tree search of a learned model, B roots in one batch (MuZero, arXiv:1911.08265; Gumbel MuZero, Danihelka
+et al., 2022; EfficientZero, arXiv:2111.00210).
+
+There is one search. What makes a variant are `Rules`: how to choose at the root, how to choose below it, and what is
+seen of Q in doing so. The network is the caller's: it is asked for one new node of every tree at a time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+
+from rl_training.ops import tree as compiled
+from rl_training.ops.tree import Numbers, Perceptrons, Tree, Variant, make_tree
+from rl_training.types import Array
+
+
+class Evaluation(NamedTuple):
+    """What a model says of B new nodes."""
+
+    logits: Array  # [B, A] of the policy
+    value: Array  # [B]
+    reward: Array  # [B] of the edges that led there; 0 for roots
+    discount: Array | float  # of those edges: V(parent) = reward + discount V(child); negative where players alternate
+
+
+class Packed(NamedTuple):
+    """An Evaluation as the compiled code takes it, float32 in one piece."""
+
+    word: Array  # [B, A + 2] logits, value, reward
+    discount: Array  # [B]
+
+
+Evaluate: TypeAlias = Callable[[int, Array, Array], Evaluation | Packed]
+"""(node, parent [B], action [B]): node number `node` of every tree b is reached from node parent[b] by edge action[b].
+The callee keeps the states of its nodes; the root's number is 0."""
+
+
+class Rules(NamedTuple):
+    """A variant of the search: compiled functions, whose parameters ops.tree describes."""
+
+    root: Any
+    interior: Any
+    q_transform: Any
+
+
+MUZERO = Rules(compiled.puct, compiled.puct, compiled.by_tree)
+EFFICIENTZERO = Rules(compiled.puct, compiled.puct, compiled.by_tree_or_mean)
+MCTX_MUZERO = Rules(compiled.puct, compiled.puct, compiled.by_siblings)
+GUMBEL = Rules(compiled.halving, compiled.improved, compiled.completed_by_node)
+GUMBEL_TREE = Rules(compiled.halving, compiled.improved, compiled.completed_by_tree)
+GUMBEL_RAW = Rules(compiled.halving, compiled.improved, compiled.completed)
+KERNELS = {
+    MUZERO: Variant(compiled.muzero, compiled.muzero_fused),
+    EFFICIENTZERO: Variant(compiled.efficientzero, compiled.efficientzero_fused),
+    GUMBEL: Variant(compiled.gumbel, compiled.gumbel_fused),
+    GUMBEL_TREE: Variant(compiled.gumbel_tree, compiled.gumbel_tree_fused),
+    GUMBEL_RAW: Variant(compiled.gumbel_raw, compiled.gumbel_raw_fused),
+}
+
+
+class Knobs(NamedTuple):
+    """The numbers of a search; each has its say in some of the rules."""
+
+    pb_c_init: float = 1.25
+    pb_c_base: float = 19652.0
+    c_visit: float = 50.0
+    c_scale: float = 1.0
+    max_considered: int = 16  # edges of the root that Sequential Halving looks at
+    low: float = math.inf  # known bounds of Q, such as -1 and 1 in board games
+    high: float = -math.inf
+    floor: float = 0.01  # of the range that Q is rescaled by
+
+    @property
+    def numbers(self) -> Numbers:
+        return Numbers(
+            float(self.pb_c_init), float(self.pb_c_base), float(self.c_visit), float(self.c_scale), float(self.floor)
+        )
+
+
+class SearchResult(NamedTuple):
+    visits: Array  # [B, A] int32 of the root's edges
+    q: Array  # [B, A] of the root's edges; 0 where never visited
+    transformed: Array  # [B, A] what the rules see of it at the end
+    value: Array  # [B] mean of the returns from the root; the network's own word counts as one
+    depth: int  # of the deepest node
+
+
+class Search:
+    """Searches, one after the other, in an arena that is kept: a changed number of simulations allocates nothing."""
+
+    def __init__(self, num_actions: int) -> None:
+        self.num_actions = num_actions
+        self.tree: Tree | None = None
+        self.states = np.empty((0, 0, 0), np.float32)
+
+    def __call__(
+        self,
+        rules: Rules,
+        evaluate: Evaluate,
+        root: Evaluation,
+        *,
+        num_simulations: int,
+        legal: Array | None = None,
+        gumbel: Array | None = None,
+        knobs: Knobs = Knobs(),  # noqa: B008
+    ) -> SearchResult:
+        """Ask `evaluate` for one node per simulation. legal [B, A] and gumbel [B, A], scaled noise, are of the root."""
+        grow, _ = kernels(rules)
+        tree, table = self._prepare(rules, len(root.value), num_simulations, legal, gumbel, knobs)
+        numbers = knobs.numbers
+        batch = len(root.value)
+        grow(tree, 0, batch, 0, *_packed(root), table, numbers)
+        for node in range(1, num_simulations + 1):
+            said = evaluate(node, tree.leaf[0], tree.leaf[1])
+            grow(tree, 0, batch, node, *_packed(said), table, numbers)
+        return _result(tree)
+
+    def fused(
+        self,
+        rules: Rules,
+        network: Perceptrons,
+        state: Array,
+        root: Evaluation,
+        *,
+        discount: float,
+        num_simulations: int,
+        legal: Array | None = None,
+        gumbel: Array | None = None,
+        knobs: Knobs = Knobs(),  # noqa: B008
+    ) -> SearchResult:
+        """The same with a small network inside the compiled loop; state [B, S] is the root's."""
+        grow, run = kernels(rules)
+        batch, size = state.shape
+        tree, table = self._prepare(rules, batch, num_simulations, legal, gumbel, knobs)
+        if self.states.shape[0] <= num_simulations or self.states.shape[1:] != state.shape:
+            nodes = max(num_simulations + 1, len(self.states))
+            self.states = np.empty((nodes, batch, size), np.float32)
+        self.states[0] = state
+        grow(tree, 0, batch, 0, *_packed(root), table, knobs.numbers)
+        run(tree, network, self.states, np.full(batch, discount, np.float32), table, knobs.numbers)
+        return _result(tree)
+
+    def _prepare(
+        self, rules: Rules, batch: int, num_simulations: int, legal: Array | None, gumbel: Array | None, knobs: Knobs
+    ) -> tuple[Tree, Array]:
+        if num_simulations < 1:
+            raise ValueError(f"num_simulations should be at least 1, got {num_simulations}")
+        if legal is not None and not legal.any(1).all():
+            raise ValueError("a root has no legal action: mask at most all but one")
+        tree = self._arena(batch, num_simulations + 1)
+        tree.legal[:] = True if legal is None else legal
+        tree.gumbel[:] = 0.0 if gumbel is None else gumbel
+        tree.low[:], tree.high[:] = knobs.low, knobs.high
+        tree.depth[:] = 0
+        tree.growth[:] = growth(knobs.pb_c_init, knobs.pb_c_base, len(tree.growth))
+        if rules.root is not compiled.halving:
+            tree.considered[:] = 0
+            return tree, no_table(num_simulations)
+        most = min(knobs.max_considered, self.num_actions)
+        tree.considered[:] = np.minimum(tree.legal.sum(1), most)
+        return tree, considered_visits(most, num_simulations)
+
+    def _arena(self, batch: int, nodes: int) -> Tree:
+        """Room for so many trees and nodes: what is there, if it is enough."""
+        there = self.tree
+        if there is None or there.low.shape[0] != batch or there.value.shape[1] < nodes:
+            least = 0 if there is None or there.low.shape[0] != batch else there.value.shape[1]
+            there = self.tree = make_tree(batch, max(nodes, least), self.num_actions)
+        return there
+
+
+@lru_cache
+def kernels(rules: Rules) -> Variant:
+    return KERNELS.get(rules) or compiled.compose(*rules)
+
+
+def _packed(said: Evaluation | Packed) -> Packed:
+    if isinstance(said, Packed):
+        return said
+    batch, actions = said.logits.shape
+    word = np.empty((batch, actions + 2), np.float32)
+    word[:, :actions], word[:, actions], word[:, actions + 1] = said.logits, said.value, said.reward
+    return Packed(word, np.broadcast_to(np.asarray(said.discount, np.float32), (batch,)).copy())
+
+
+def _result(tree: Tree) -> SearchResult:
+    root = (slice(None), compiled.ROOT)
+    return SearchResult(
+        tree.visits[root].copy(),
+        tree.q[root].copy(),
+        tree.transformed.copy(),
+        tree.value[root].copy(),
+        int(tree.depth.max()),
+    )
+
+
+@lru_cache
+def growth(pb_c_init: float, pb_c_base: float, length: int) -> Array:
+    """[length] What the prior of an edge weighs in PUCT, before it is shared among its visits, of a node's visits."""
+    visits = np.arange(length)
+    weight: Array = np.sqrt(visits) * (pb_c_init + np.log((visits + pb_c_base + 1) / pb_c_base))
+    return weight.astype(np.float32)
+
+
+@lru_cache
+def no_table(num_simulations: int) -> Array:
+    return np.zeros((1, num_simulations), np.int32)
+
+
+@lru_cache
+def considered_visits(max_considered: int, num_simulations: int) -> Array:
+    """[m + 1, n] Row k: how often an edge must have been visited to be chosen in the i-th simulation, of k edges.
+
+    Sequential Halving: log2 k rounds of equal length; in each the edges still considered are visited equally often,
+    and the better half goes on.
+    """
+    return np.array([_halving(k, num_simulations) for k in range(max_considered + 1)], np.int32)
+
+
+def _halving(considered: int, simulations: int) -> list[int]:
+    if considered <= 1:
+        return list(range(simulations))
+    rounds = math.ceil(math.log2(considered))
+    wanted: list[int] = []
+    visits, left = 0, considered
+    while len(wanted) < simulations:
+        for _ in range(max(1, simulations // (rounds * left))):
+            wanted += [visits] * left
+            visits += 1
+        left = max(2, left // 2)
+    return wanted[:simulations]
+
+
+def with_dirichlet(
+    logits: Array, legal: Array | None, *, fraction: float, alpha: float, rng: np.random.Generator
+) -> Array:
+    """Logits [B, A] of (1 - fraction) prior + fraction Dirichlet(alpha), over the legal actions."""
+    if fraction == 0:
+        return logits
+    # With a small alpha all of a row's draws may underflow to zero: the largest then has it all.
+    noise = np.maximum(rng.standard_gamma(alpha, logits.shape), 1e-30)
+    prior = np.exp(log_softmax(logits, legal))
+    if legal is not None:
+        noise = noise * legal
+    noise /= noise.sum(1, keepdims=True)
+    with np.errstate(divide="ignore"):
+        mixed = np.log((1 - fraction) * prior + fraction * noise)
+    return np.maximum(mixed, compiled.LEAST).astype(np.float32)  # type: ignore[no-any-return]
+
+
+def log_softmax(logits: Array, legal: Array | None = None) -> Array:
+    """Over the last axis; actions that are not legal have none of the probability."""
+    if legal is not None:
+        logits = np.where(legal, logits, compiled.LEAST)
+    shifted = logits - logits.max(-1, keepdims=True)
+    result: Array = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
+    return result
+
+
+def act_by_visits(visits: Array, temperature: float, rng: np.random.Generator) -> Array:
+    """[B] a ~ N(a)^(1 / temperature); 0: the most visited."""
+    if temperature == 0:
+        first: Array = visits.argmax(1)
+        return first
+    with np.errstate(divide="ignore"):
+        weight = np.log(visits.astype(np.float64)) / temperature
+    weight = np.exp(weight - weight.max(1, keepdims=True))
+    below = np.cumsum(weight, 1)
+    mass = rng.random(len(visits)) * below[:, -1]
+    action: Array = (below <= mass[:, None]).sum(1)
+    return action
+
+
+def visit_policy(visits: Array) -> Array:
+    """[B, A] MuZero's policy target: visit fractions, whatever the temperature."""
+    policy: Array = (visits / visits.sum(1, keepdims=True)).astype(np.float32)
+    return policy
+
+
+def gumbel_outcome(
+    result: SearchResult, logits: Array, legal: Array | None, gumbel: Array, knobs: Knobs
+) -> tuple[Array, Array]:
+    """(action [B]: the best of g + logits + sigma(q) among the most visited; policy target [B, A], without noise)"""
+    most = result.visits.max(1, keepdims=True)
+    improved = log_softmax(logits, legal) + (knobs.c_visit + most) * knobs.c_scale * result.transformed
+    score = np.where(result.visits == most, gumbel + improved, -np.inf)
+    return score.argmax(1), np.exp(log_softmax(improved, legal)).astype(np.float32)

@@ -1,0 +1,577 @@
+"""The compiled half of the search: B trees of one size on flat arrays, and the rules by which they grow.
+
+All that is compiled stands in this one file, because numba's cache looks at no other when it decides whether it is
+stale. Every simulation adds one node to every tree, so that a node's number is the simulation's that made it, and the
+root's is 0. There is no terminal node: beyond the end of an episode the model says reward 0 and value 0.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba import njit, types
+from numba.extending import intrinsic
+
+from rl_training.types import Array
+
+ROOT = 0
+UNSEEN = 0  # as an edge's child: no edge leads to the root
+LEAST = np.float32(-1e30)
+# Sums may be reordered, so that they become vector instructions; infinities keep their meaning.
+LOOSE = {"reassoc", "contract", "nsz"}
+CHUNK = 32  # trees searched at a time where the network is inside
+# numpy's division: with Python's, every one is a place to raise from, and code takes two to four times as long.
+compiled = njit(cache=True, nogil=True, error_model="numpy")
+# A call would hand all arrays of a tree over, at more than the cost of what it does.
+inlined = njit(forceinline=True, error_model="numpy")
+
+
+class Tree(NamedTuple):
+    """B trees with room for M nodes of A edges each."""
+
+    child: Array  # [B, M, A] int32 the node an edge leads to
+    visits: Array  # [B, M, A] int32 of an edge
+    q: Array  # [B, M, A] reward + discount * value of the child; 0 where never visited
+    logits: Array  # [B, M, A]
+    prior: Array  # [B, M, A] softmax of the logits
+    parent: Array  # [B, M] int32
+    action: Array  # [B, M] int32 the edge that led here
+    reward: Array  # [B, M] of that edge
+    discount: Array  # [B, M] of that edge; negative where the other player moves next
+    value: Array  # [B, M] mean of the returns from here; the network's own word counts as one
+    raw: Array  # [B, M] the network's word
+    returns: Array  # [B, M] int32 how many that mean is of: visits, the node's own evaluation included
+    mean_q: Array  # [B, M] what an unvisited edge is taken for, in EfficientZero's rule
+    low: Array  # [B] the smallest Q seen in the tree
+    high: Array  # [B] the largest
+    legal: Array  # [B, A] bool, at the root
+    considered: Array  # [B] int32 how many of the root's edges Sequential Halving looks at
+    growth: Array  # [M + 1] sqrt(N) (c1 + log((N + c2 + 1) / c2)) of N visits, for PUCT
+    gumbel: Array  # [B, A] noise of the root
+    leaf: Array  # [2, B] int64 where the next node of each tree goes: (parent, action)
+    depth: Array  # [B] int32 of the deepest node
+    transformed: Array  # [B, A] the root's Q-transform, at the end
+
+
+class Numbers(NamedTuple):
+    """What the rules weigh with."""
+
+    pb_c_init: float
+    pb_c_base: float
+    c_visit: float
+    c_scale: float
+    floor: float
+
+
+def make_tree(batch: int, nodes: int, actions: int) -> Tree:
+    def edges(dtype: Any) -> Array:
+        return np.zeros((batch, nodes, actions), dtype)
+
+    def per_node(dtype: Any) -> Array:
+        return np.zeros((batch, nodes), dtype)
+
+    f, i = np.float32, np.int32
+    return Tree(
+        edges(i), edges(i), edges(f), edges(f), edges(f),
+        per_node(i), per_node(i), per_node(f), per_node(f), per_node(f), per_node(f), per_node(i), per_node(f),
+        np.zeros(batch, f), np.zeros(batch, f), np.ones((batch, actions), bool), np.zeros(batch, i),
+        np.zeros(nodes + 1, f), np.zeros((batch, actions), f),
+        np.zeros((2, batch), np.int64), np.zeros(batch, i), np.zeros((batch, actions), f),
+    )  # fmt: skip
+
+
+@intrinsic
+def _as_float(context: Any, bits: Any) -> Any:
+    """The float32 whose bits an int32 has."""
+
+    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.bitcast(args[0], context.get_value_type(types.float32))
+
+    return types.float32(types.int32), build
+
+
+@njit(inline="always", fastmath=LOOSE)
+def _exp(x):
+    """e^x in float32 to 2e-7, without a branch: loops over it become vector instructions, which math.exp's do not."""
+    x = min(max(x, np.float32(-87.0)), np.float32(88.0))
+    power = np.floor(x * np.float32(1.44269504) + np.float32(0.5))
+    r = x - power * np.float32(0.693359375) + power * np.float32(2.12194440e-4)  # ln 2 in two parts
+    p = np.float32(1.9875691500e-4)
+    p = p * r + np.float32(1.3981999507e-3)
+    p = p * r + np.float32(8.3334519073e-3)
+    p = p * r + np.float32(4.1665795894e-2)
+    p = p * r + np.float32(1.6666665459e-1)
+    p = p * r + np.float32(5.0000001201e-1)
+    p = p * r * r + r + np.float32(1.0)
+    return p * _as_float(np.int32((np.int32(power) + np.int32(127)) << np.int32(23)))  # type: ignore[call-arg]
+
+
+@njit(fastmath=LOOSE, forceinline=True, error_model="numpy")
+def softmax(x, out):
+    """out = softmax of x, both [A]."""
+    top = x[0]
+    for a in range(1, len(x)):
+        top = max(top, x[a])
+    total = np.float32(0.0)
+    for a in range(len(x)):
+        out[a] = _exp(x[a] - top)
+        total += out[a]
+    scale = np.float32(1.0) / total
+    for a in range(len(x)):
+        out[a] *= scale
+
+
+@inlined
+def expand(tree, b, node, logits, value, reward, discount):
+    """A new node, as the network sees it; whatever the arrays held there is forgotten."""
+    for a in range(len(logits)):
+        tree.child[b, node, a] = UNSEEN
+        tree.visits[b, node, a] = 0
+        tree.q[b, node, a] = 0.0
+        tree.logits[b, node, a] = logits[a] if node != ROOT or tree.legal[b, a] else LEAST
+    softmax(tree.logits[b, node], tree.prior[b, node])
+    tree.value[b, node] = tree.raw[b, node] = value
+    tree.returns[b, node] = 1
+    tree.reward[b, node], tree.discount[b, node] = reward, discount
+    if node != ROOT:
+        parent, action = tree.leaf[0, b], tree.leaf[1, b]
+        tree.parent[b, node], tree.action[b, node] = parent, action
+        tree.child[b, parent, action] = node
+
+
+@inlined
+def back_up(tree, b, node):
+    """Count a new node's value in at all nodes above it, as the return from there."""
+    gain, low, high = tree.raw[b, node], tree.low[b], tree.high[b]
+    while node != ROOT:
+        parent, action = tree.parent[b, node], tree.action[b, node]
+        reward, discount = tree.reward[b, node], tree.discount[b, node]
+        q = reward + discount * tree.value[b, node]
+        tree.q[b, parent, action] = q
+        tree.visits[b, parent, action] += 1
+        low, high = min(low, q), max(high, q)
+        gain = reward + discount * gain
+        tree.returns[b, parent] += 1
+        tree.value[b, parent] += (gain - tree.value[b, parent]) / np.float32(tree.returns[b, parent])
+        node = parent
+    tree.low[b], tree.high[b] = low, high
+
+
+# Q-transforms: what the rules see of an edge's Q. (tree, b, node, numbers, out [A])
+
+
+@inlined
+def by_tree(tree, b, node, numbers, out):
+    """MuZero: Q on the scale of all that the tree has seen; an edge never visited counts 0."""
+    low, spread = tree.low[b], tree.high[b] - tree.low[b]
+    if not spread > 0:  # one Q alone has no scale
+        low, spread = np.float32(0.0), np.float32(1.0)
+    scale = np.float32(1.0) / spread
+    for a in range(len(out)):
+        out[a] = (tree.q[b, node, a] - low) * scale if tree.visits[b, node, a] > 0 else np.float32(0.0)
+
+
+@inlined
+def by_tree_or_mean(tree, b, node, numbers, out):
+    """EfficientZero: on the tree's scale, which is never finer than a floor; an edge never visited counts as the mean
+    of its siblings and, below the root, of what its parent's edges counted as."""
+    total, seen = np.float32(0.0), 0
+    for a in range(len(out)):
+        if tree.visits[b, node, a] > 0:
+            total += tree.q[b, node, a]
+            seen += 1
+    if node == ROOT:
+        mean = total / np.float32(max(seen, 1))
+    else:
+        mean = (tree.mean_q[b, tree.parent[b, node]] + total) / np.float32(1 + seen)
+    tree.mean_q[b, node] = mean
+    low, scale = tree_scale(tree, b, mean, numbers)
+    for a in range(len(out)):
+        out[a] = ((tree.q[b, node, a] if tree.visits[b, node, a] > 0 else mean) - low) * scale
+
+
+@inlined
+def tree_scale(tree, b, otherwise, numbers):
+    """(the tree's lowest Q, what to multiply by): its range, but no less than the floor; `otherwise` with no Q yet."""
+    low = tree.low[b] if tree.high[b] >= tree.low[b] else otherwise
+    return low, np.float32(1.0) / max(tree.high[b] - low, np.float32(numbers.floor))
+
+
+@inlined
+def by_siblings(tree, b, node, numbers, out):
+    """mctx's MuZero: on the scale of the node's value and its visited edges; an edge never visited counts 0."""
+    low = high = tree.value[b, node]
+    for a in range(len(out)):
+        if tree.visits[b, node, a] > 0:
+            low, high = min(low, tree.q[b, node, a]), max(high, tree.q[b, node, a])
+    scale = np.float32(1.0) / max(high - low, np.float32(1e-8))
+    for a in range(len(out)):
+        out[a] = ((tree.q[b, node, a] if tree.visits[b, node, a] > 0 else low) - low) * scale
+
+
+@inlined
+def completed(tree, b, node, numbers, out):
+    """Gumbel MuZero, equation 10 and appendix D: an edge never visited counts as v_mix."""
+    raw, weighted, mass = tree.raw[b, node], np.float32(0.0), np.float32(0.0)
+    for a in range(len(out)):
+        if tree.visits[b, node, a] > 0:
+            weighted += tree.prior[b, node, a] * tree.q[b, node, a]
+            mass += tree.prior[b, node, a]
+    total = np.float32(tree.returns[b, node] - 1)  # visits of all edges
+    mean = weighted / mass if mass > 0 else raw
+    v_mix = (raw + total * mean) / (np.float32(1.0) + total)
+    for a in range(len(out)):
+        out[a] = tree.q[b, node, a] if tree.visits[b, node, a] > 0 else v_mix
+
+
+@inlined
+def completed_by_node(tree, b, node, numbers, out):
+    """Completed, then stretched so that the node's own lie in [0, 1]."""
+    completed(tree, b, node, numbers, out)
+    low = high = out[0]
+    for a in range(1, len(out)):
+        low, high = min(low, out[a]), max(high, out[a])
+    scale = np.float32(1.0) / max(high - low, np.float32(1e-8))
+    for a in range(len(out)):
+        out[a] = (out[a] - low) * scale
+
+
+@inlined
+def completed_by_tree(tree, b, node, numbers, out):
+    """Completed, on the tree's scale. v_mix may lie beyond what the tree has seen, and then counts as its end."""
+    completed(tree, b, node, numbers, out)
+    low, scale = tree_scale(tree, b, out[0], numbers)
+    for a in range(len(out)):
+        out[a] = min(max((out[a] - low) * scale, np.float32(0.0)), np.float32(1.0))
+
+
+# Rules: which edge to follow. (tree, b, node, wanted, numbers, q [A], scratch [A]) -> edge; wanted: at the root, the
+# number of visits that Sequential Halving asks for.
+
+
+@inlined
+def puct(tree, b, node, wanted, numbers, q, scratch):
+    """MuZero, equation 2. N counts the node's own evaluation, so that its first edge is the prior's favourite."""
+    factor = tree.growth[tree.returns[b, node]]
+    best, top = 0, np.float32(-np.inf)
+    for a in range(len(q)):
+        score = q[a] + tree.prior[b, node, a] * factor / np.float32(1 + tree.visits[b, node, a])
+        if score > top and (node != ROOT or tree.legal[b, a]):
+            best, top = a, score
+    return best
+
+
+@inlined
+def sigma(tree, b, node, numbers):
+    """What a transformed Q weighs beside logits: equation 8."""
+    most = 0
+    for a in range(tree.visits.shape[2]):
+        most = max(most, tree.visits[b, node, a])
+    return np.float32((numbers.c_visit + most) * numbers.c_scale)
+
+
+@inlined
+def halving(tree, b, node, wanted, numbers, q, scratch):
+    """Sequential Halving with Gumbel: of the edges visited so often, the one with the best g + logits + sigma(q)."""
+    scale = sigma(tree, b, ROOT, numbers)
+    best, top = -1, np.float32(-np.inf)
+    for a in range(len(q)):
+        score = tree.gumbel[b, a] + tree.logits[b, ROOT, a] + scale * q[a]
+        if tree.visits[b, ROOT, a] == wanted and tree.legal[b, a] and score > top:
+            best, top = a, score
+    return best
+
+
+@inlined
+def improved(tree, b, node, wanted, numbers, q, scratch):
+    """The edge that brings visits closest to the improved policy: equation 14."""
+    scale = sigma(tree, b, node, numbers)
+    for a in range(len(q)):
+        q[a] = tree.logits[b, node, a] + scale * q[a]
+    softmax(q, scratch)
+    share = np.float32(1.0) / np.float32(tree.returns[b, node])  # 1 + the visits of all edges
+    best, top = 0, np.float32(-np.inf)
+    for a in range(len(q)):
+        score = scratch[a] - np.float32(tree.visits[b, node, a]) * share
+        if score > top:
+            best, top = a, score
+    return best
+
+
+# The network, where it is a small perceptron: see Perceptrons for what its arrays are.
+
+
+@njit(fastmath=LOOSE, error_model="numpy")
+def linear(x, weight, out, rows):
+    """out [rows, :] += x @ weight, weight [in, out]. Four rows and four inputs at a time: what is loaded is used four
+    times over, and no thread is started."""
+    inputs, outputs = weight.shape
+    whole = inputs // 4 * 4
+    i = 0
+    while i + 4 <= rows:
+        o0, o1, o2, o3 = out[i], out[i + 1], out[i + 2], out[i + 3]
+        for k in range(0, whole, 4):
+            a0, a1, a2, a3 = x[i, k], x[i, k + 1], x[i, k + 2], x[i, k + 3]
+            b0, b1, b2, b3 = x[i + 1, k], x[i + 1, k + 1], x[i + 1, k + 2], x[i + 1, k + 3]
+            c0, c1, c2, c3 = x[i + 2, k], x[i + 2, k + 1], x[i + 2, k + 2], x[i + 2, k + 3]
+            d0, d1, d2, d3 = x[i + 3, k], x[i + 3, k + 1], x[i + 3, k + 2], x[i + 3, k + 3]
+            w0, w1, w2, w3 = weight[k], weight[k + 1], weight[k + 2], weight[k + 3]
+            for j in range(outputs):
+                o0[j] += a0 * w0[j] + a1 * w1[j] + a2 * w2[j] + a3 * w3[j]
+                o1[j] += b0 * w0[j] + b1 * w1[j] + b2 * w2[j] + b3 * w3[j]
+                o2[j] += c0 * w0[j] + c1 * w1[j] + c2 * w2[j] + c3 * w3[j]
+                o3[j] += d0 * w0[j] + d1 * w1[j] + d2 * w2[j] + d3 * w3[j]
+        i += 4
+    for row in range(i, rows):
+        o = out[row]
+        for k in range(0, whole, 4):
+            a0, a1, a2, a3 = x[row, k], x[row, k + 1], x[row, k + 2], x[row, k + 3]
+            w0, w1, w2, w3 = weight[k], weight[k + 1], weight[k + 2], weight[k + 3]
+            for j in range(outputs):
+                o[j] += a0 * w0[j] + a1 * w1[j] + a2 * w2[j] + a3 * w3[j]
+    for row in range(rows):
+        for k in range(whole, inputs):
+            for j in range(outputs):
+                out[row, j] += x[row, k] * weight[k, j]
+
+
+class Perceptrons(NamedTuple):
+    """The weights of a small model: see models.muzero. Of its layers, weights are [in, out]."""
+
+    of_action: Array  # [A, H] the first layer of the dynamics: its biases, and what an action adds to them
+    dynamics: tuple[Array, ...]
+    dynamics_bias: tuple[Array, ...]
+    outcome: Array  # [H, S + R] next state, reward logits
+    outcome_bias: Array
+    prediction: tuple[Array, ...]
+    prediction_bias: tuple[Array, ...]
+    heads: Array  # [H, A + V] policy logits, value logits
+    heads_bias: Array
+    tanh: bool  # instead of ReLU
+    board: bool  # value and reward are tanh of one output each, not a support
+
+
+@njit(fastmath=LOOSE, error_model="numpy")
+def _activate(x, rows, width, tanh):
+    for i in range(rows):
+        for j in range(width):
+            if tanh:
+                e = _exp(np.float32(2.0) * x[i, j])
+                x[i, j] = np.float32(1.0) - np.float32(2.0) / (e + np.float32(1.0))
+            else:
+                x[i, j] = max(x[i, j], np.float32(0.0))
+
+
+@njit(error_model="numpy")
+def _layers(x, rows, weights, biases, buffers, tanh):
+    """The last hidden layer [rows, :] of a trunk, given the biases [rows, :] of its first, in the first buffer."""
+    for layer in range(len(weights)):
+        out = buffers[layer % 2]
+        if layer > 0:
+            _fill(out, biases[layer], rows)
+        linear(x, weights[layer], out, rows)
+        _activate(out, rows, weights[layer].shape[1], tanh)
+        x = out
+    return x
+
+
+@njit(error_model="numpy")
+def _fill(out, bias, rows):
+    for i in range(rows):
+        for j in range(len(bias)):
+            out[i, j] = bias[j]
+
+
+@njit(fastmath=LOOSE, error_model="numpy")
+def _scale_state(x, out):
+    """out = x [S] stretched to [0, 1]."""
+    low = high = x[0]
+    for j in range(len(out)):
+        low, high = min(low, x[j]), max(high, x[j])
+    spread = high - low
+    if spread < np.float32(1e-5):
+        spread += np.float32(1e-5)
+    scale = np.float32(1.0) / spread
+    for j in range(len(out)):
+        out[j] = (x[j] - low) * scale
+
+
+@njit(fastmath=LOOSE, error_model="numpy")
+def _decode(logits, scratch, board):
+    """The number that the logits of a support mean: h^-1 of the mean atom."""
+    if board:
+        return np.float32(math.tanh(logits[0]))
+    atoms = len(logits)
+    top = logits[0]
+    for j in range(1, atoms):
+        top = max(top, logits[j])
+    total, moment = np.float32(0.0), np.float32(0.0)
+    for j in range(atoms):
+        scratch[j] = _exp(logits[j] - top)
+    for j in range(atoms):
+        total += scratch[j]
+        moment += scratch[j] * np.float32(j - atoms // 2)
+    return inverse(moment / total)
+
+
+@njit(error_model="numpy")
+def inverse(y):
+    """h^-1 of h(x) = sign(x) (sqrt(|x| + 1) - 1) + 0.001 x, in the form of ops.support that subtracts nothing."""
+    u = 2.0 * y / (math.sqrt(1.002 * 1.002 + 0.004 * abs(y)) + 1.002)
+    return np.float32(u * (abs(u) + 2.0))
+
+
+@njit(error_model="numpy")
+def evaluate(tree, net, states, node, begin, end, state, buffers, scratch, word):
+    """The network's word on node number `node` of the trees [begin, end); its states go where they belong."""
+    rows, size, actions = end - begin, states.shape[2], tree.legal.shape[1]
+    out = buffers[2]
+    for i in range(rows):
+        b = begin + i
+        state[i] = states[tree.leaf[0, b], b]
+        row = net.of_action[tree.leaf[1, b]]
+        buffers[0, i, : len(row)] = row
+    hidden = _layers(state, rows, net.dynamics, net.dynamics_bias, buffers, net.tanh)
+    _fill(out, net.outcome_bias, rows)
+    linear(hidden, net.outcome, out, rows)
+    for i in range(rows):
+        _scale_state(out[i], state[i])
+        states[node, begin + i] = state[i]
+        word[i, actions + 1] = _decode(out[i, size : len(net.outcome_bias)], scratch, net.board)
+    _fill(buffers[0], net.prediction_bias[0], rows)
+    hidden = _layers(state, rows, net.prediction, net.prediction_bias, buffers, net.tanh)
+    _fill(out, net.heads_bias, rows)
+    linear(hidden, net.heads, out, rows)
+    for i in range(rows):
+        word[i, :actions] = out[i, :actions]
+        word[i, actions] = _decode(out[i, actions : len(net.heads_bias)], scratch, net.board)
+
+
+class Variant(NamedTuple):
+    grow: Any
+    fused: Any
+
+
+def compose(root: Any, interior: Any, q_transform: Any) -> Variant:
+    """The search by these rules, as two compiled functions."""
+
+    @inlined
+    def select(tree, b, wanted, numbers, q, scratch):
+        """Follow the rules down to an edge that leads nowhere yet."""
+        q_transform(tree, b, ROOT, numbers, q)
+        action = root(tree, b, ROOT, wanted, numbers, q, scratch)
+        node, depth = ROOT, 1
+        following = tree.child[b, ROOT, action]
+        while following != UNSEEN:
+            node, depth = following, depth + 1
+            q_transform(tree, b, node, numbers, q)
+            action = interior(tree, b, node, 0, numbers, q, scratch)
+            following = tree.child[b, node, action]
+        tree.leaf[0, b], tree.leaf[1, b] = node, action
+        tree.depth[b] = max(tree.depth[b], depth)
+
+    @njit(nogil=True, error_model="numpy")
+    def grow(tree, begin, end, node, word, discount, table, numbers):
+        """Put the network's word on node number `node` of the trees [begin, end) where it belongs, and find the next.
+
+        word [end - begin, A + 2]: logits, value, reward. discount [B]. table [considered + 1, simulations].
+        """
+        actions = word.shape[1] - 2
+        q, scratch = np.empty(actions, np.float32), np.empty(actions, np.float32)
+        for b in range(begin, end):
+            said = word[b - begin]
+            expand(tree, b, node, said[:actions], said[actions], said[actions + 1], discount[b])
+            back_up(tree, b, node)
+            if node < table.shape[1]:
+                select(tree, b, table[tree.considered[b], node], numbers, q, scratch)
+            else:
+                q_transform(tree, b, ROOT, numbers, tree.transformed[b])
+
+    @njit(nogil=True, error_model="numpy")
+    def fused(tree, net, states, discount, table, numbers):
+        """All simulations of B searches with the network inside. states [M, B, S]; the roots are in place already.
+
+        Some trees at a time, from beginning to end, so that their nodes stay in cache.
+        """
+        batch, size, actions = states.shape[1], states.shape[2], tree.legal.shape[1]
+        rows, widest = min(batch, CHUNK), widest_layer(net)
+        state, buffers = np.empty((rows, size), np.float32), np.empty((3, rows, widest), np.float32)
+        word, scratch = np.empty((rows, actions + 2), np.float32), np.empty(widest, np.float32)
+        for begin in range(0, batch, rows):
+            end = min(begin + rows, batch)
+            for node in range(1, table.shape[1] + 1):
+                evaluate(tree, net, states, node, begin, end, state, buffers, scratch, word)
+                grow(tree, begin, end, node, word, discount, table, numbers)
+
+    return Variant(grow, fused)
+
+
+@njit(error_model="numpy")
+def widest_layer(net):
+    widest = max(len(net.outcome_bias), len(net.heads_bias))
+    for bias in net.dynamics_bias:
+        widest = max(widest, len(bias))
+    for bias in net.prediction_bias:
+        widest = max(widest, len(bias))
+    return widest
+
+
+# What ships is compiled once and kept on disk. Numba can do that for functions that call others by a global name, not
+# for closures: hence a name for each.
+_muzero, _muzero_fused = compose(puct, puct, by_tree)
+_efficientzero, _efficientzero_fused = compose(puct, puct, by_tree_or_mean)
+_gumbel, _gumbel_fused = compose(halving, improved, completed_by_node)
+_gumbel_tree, _gumbel_tree_fused = compose(halving, improved, completed_by_tree)
+_gumbel_raw, _gumbel_raw_fused = compose(halving, improved, completed)
+
+
+@compiled
+def muzero(tree, begin, end, node, word, discount, table, numbers):
+    _muzero(tree, begin, end, node, word, discount, table, numbers)
+
+
+@compiled
+def muzero_fused(tree, net, states, discount, table, numbers):
+    _muzero_fused(tree, net, states, discount, table, numbers)
+
+
+@compiled
+def efficientzero(tree, begin, end, node, word, discount, table, numbers):
+    _efficientzero(tree, begin, end, node, word, discount, table, numbers)
+
+
+@compiled
+def efficientzero_fused(tree, net, states, discount, table, numbers):
+    _efficientzero_fused(tree, net, states, discount, table, numbers)
+
+
+@compiled
+def gumbel(tree, begin, end, node, word, discount, table, numbers):
+    _gumbel(tree, begin, end, node, word, discount, table, numbers)
+
+
+@compiled
+def gumbel_fused(tree, net, states, discount, table, numbers):
+    _gumbel_fused(tree, net, states, discount, table, numbers)
+
+
+@compiled
+def gumbel_tree(tree, begin, end, node, word, discount, table, numbers):
+    _gumbel_tree(tree, begin, end, node, word, discount, table, numbers)
+
+
+@compiled
+def gumbel_tree_fused(tree, net, states, discount, table, numbers):
+    _gumbel_tree_fused(tree, net, states, discount, table, numbers)
+
+
+@compiled
+def gumbel_raw(tree, begin, end, node, word, discount, table, numbers):
+    _gumbel_raw(tree, begin, end, node, word, discount, table, numbers)
+
+
+@compiled
+def gumbel_raw_fused(tree, net, states, discount, table, numbers):
+    _gumbel_raw_fused(tree, net, states, discount, table, numbers)

@@ -1,0 +1,45 @@
+"""ScaleZero, assembled: one world model for the spaces of all tasks, each with environments and a replay of its own."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from rl_training.algorithms.scalezero import ScaleZero, ScaleZeroHyperparameters
+from rl_training.config import ConfigError, Problem, TrainConfig
+from rl_training.runtime.callbacks import Callback
+from rl_training.runtime.multi_task import run_multi_task
+from rl_training.runtime.run import TrainResult
+from rl_training.runtime.setup import Recipe
+
+SCALEZERO_RECIPE = Recipe(
+    "scalezero",
+    "planning in several tasks with one world model that grows (Pu et al., 2025)",
+    ScaleZeroHyperparameters,
+    ScaleZero.build,
+    multi_task=True,
+    raw_steps=True,
+    actions="Discrete",
+)
+
+
+def train_scalezero(
+    config: TrainConfig, *, run_suffix: str | None = None, callbacks: Sequence[Callback] = (), **options: Any
+) -> TrainResult:
+    check_evaluated(config)
+    build = partial(ScaleZero.build, names=[task.env_id for task in config.tasks])
+    recipe = dataclasses.replace(SCALEZERO_RECIPE, build=build)
+    return run_multi_task(config, recipe, run_suffix=run_suffix, callbacks=callbacks, **options)
+
+
+def check_evaluated(config: TrainConfig) -> None:
+    """Tasks are found solved by evaluations, so there must be some on the way."""
+    wanted = [name for name in ("target_returns", "rank_exponent") if config.algo_kwargs.get(name)]
+    if wanted and not 1 <= config.eval_interval <= config.total_timesteps:
+        message = (
+            f"looks at evaluations, and with eval_interval {config.eval_interval} there is none before the end: "
+            "set eval_interval"
+        )
+        raise ConfigError([Problem(("algo_kwargs", wanted[0]), message)])

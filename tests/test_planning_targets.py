@@ -1,0 +1,325 @@
+"""What planning learns from, against episodes kept as lists: values, rewards, policies, masks and reanalysis."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from naive_planning import (
+    BOARD,
+    DUEL,
+    NUM_ACTIONS,
+    PLAIN,
+    TORQUE,
+    Diary,
+    Episode,
+    make,
+    naive_targets,
+    plan_anew,
+    steps,
+)
+from naive_replay import Ends
+from rl_training.models.acting import to_tensors
+from rl_training.types import Array, Spaces
+
+ENDS = {
+    "both": Ends(),
+    "terminated": Ends(0.3, 0),
+    "truncated": Ends(0, 0.3),
+    "long": Ends(0.02, 0.02),
+    "cut": Ends(0.1, 0, cut=0.2),
+}
+every_end = pytest.mark.parametrize("ends", ENDS)
+K = 3
+
+
+def played(algorithm: Any, count: int = 70, *, ends: str = "both", num_envs: int = 2, seed: int = 0) -> Diary:
+    diary = Diary(algorithm.make_replay(num_envs))
+    return diary.play(steps(count, num_envs, spaces=algorithm.spaces, ends=ENDS[ends], seed=seed))
+
+
+def all_places(diary: Diary, seed: int = 0) -> Array:
+    return np.random.default_rng(seed).permutation(np.flatnonzero(diary.replay.valid))
+
+
+def alone(obs: Any) -> Any:
+    """A batch of one."""
+    return {key: x[None] for key, x in obs.items()} if isinstance(obs, dict) else obs[None]
+
+
+@torch.no_grad()
+def word_of(model: Any, step: dict[str, Any]) -> float:
+    """A model's value of a step's observation; there is one model for every diary."""
+    if "word" not in step:
+        step["word"] = float(model.initial(to_tensors(alone(step["obs"]), torch.device("cpu"))).value)
+    return step["word"]
+
+
+def expected(algorithm: Any, diary: Diary, index: Array, n: Any = None) -> list[list[dict[str, Any]]]:
+    hp = algorithm.hp
+    searched = hp.bootstrap == "search"
+    return [
+        naive_targets(
+            episode,
+            t,
+            unroll=hp.unroll_steps,
+            n=hp.n_step if n is None else n(episode, t),
+            gamma=hp.gamma,
+            players=algorithm.spaces.num_players,
+            value=lambda step: float(step["root_value"]) if searched else word_of(algorithm.target_model, step),
+        )
+        for episode, t in diary.at(index)
+    ]
+
+
+def assert_taught(batch: dict[str, Any], taught: list[list[dict[str, Any]]]) -> None:
+    """Values, rewards, masks, actions and the first observations; of policies only where they are known."""
+    assert batch["value"].dtype == batch["reward"].dtype == np.float32
+    for b, sequence in enumerate(taught):
+        for k, lesson in enumerate(sequence):
+            known = lesson["step"] is not None
+            assert batch["policy_mask"][b, k] == known
+            assert batch["value_mask"][b, k] == (lesson["value"] is not None)
+            if lesson["value"] is not None:
+                assert batch["value"][b, k] == pytest.approx(lesson["value"], rel=1e-5, abs=1e-5)
+            if k == len(sequence) - 1:
+                continue  # a reward and an action for each step but the last
+            assert batch["reward_mask"][b, k] == (lesson["reward"] is not None)
+            if lesson["reward"] is not None:
+                assert batch["reward"][b, k] == np.float32(lesson["reward"])
+            if known:
+                np.testing.assert_array_equal(batch["action"][b, k], lesson["step"]["action"])
+        np.testing.assert_array_equal(batch["obs"][b], sequence[0]["step"]["obs"])
+    assert batch["value"].shape == batch["policy_mask"].shape == batch["value_mask"].shape == (len(taught), K + 1)
+    assert batch["reward"].shape == batch["reward_mask"].shape == batch["action"].shape[:2] == (len(taught), K)
+
+
+@every_end
+@pytest.mark.parametrize("n_step", [1, 2, 3, 5, 10])
+@pytest.mark.parametrize("spaces", [PLAIN, DUEL], ids=["one player", "two players"])
+@pytest.mark.parametrize("bootstrap", ["target", "search"])
+def test_targets_are_those_of_lists(ends: str, n_step: int, spaces: Spaces, bootstrap: str) -> None:
+    algorithm = make("muzero", spaces, n_step=n_step, bootstrap=bootstrap)
+    diary = played(algorithm, ends=ends)
+    index = all_places(diary)
+    batch = algorithm.targets(diary.replay, index)
+    assert_taught(batch, expected(algorithm, diary, index))
+    for b, (episode, t) in enumerate(diary.at(index)):
+        for k, step in enumerate(episode.steps[t : t + K + 1]):
+            np.testing.assert_array_equal(batch["policy"][b, k], step["policy"])
+
+
+def test_every_kind_of_sequence_is_among_them() -> None:
+    """What the oracle says of the cases above: an end in every place, of either kind, and none."""
+    kinds = set()
+    for ends in ENDS:
+        algorithm = make("muzero")
+        diary = played(algorithm, ends=ends)
+        for episode, t in diary.at(all_places(diary)):
+            left = min(len(episode.steps) - t, K + 2)
+            kinds.add((left, "terminated" if episode.terminated else "truncated" if episode.closed else "running"))
+    assert kinds == {(left, kind) for left in range(1, K + 3) for kind in ("terminated", "truncated", "running")}
+
+
+def sequence(rewards: list[float], *, terminated: bool, values: list[float]) -> Episode:
+    rows = [{"reward": r, "root_value": v, "obs": None} for r, v in zip(rewards, values, strict=True)]
+    return Episode(0, rows, terminated, True)
+
+
+@pytest.mark.parametrize(
+    ("terminated", "players", "values"),
+    [
+        (True, 1, [1 + 0.5 * 2 + 0.25 * 8, 2 + 0.5 * 4, 4.0, 0.0]),
+        (True, 2, [1 - 0.5 * 2 + 0.25 * 8, 2 - 0.5 * 4, 4.0, 0.0]),
+        (False, 1, [1 + 0.5 * 2 + 0.25 * 8, 2 + 0.5 * 8, 8.0, None]),
+        (False, 2, [1 - 0.5 * 2 + 0.25 * 8, 2 - 0.5 * 8, 8.0, None]),
+    ],
+)
+def test_the_oracle_by_hand(terminated: bool, players: int, values: list[float | None]) -> None:
+    """Three steps with rewards 1, 2, 4, each searched to be worth 8, n-step 2: also where the last reward is counted."""
+    episode = sequence([1.0, 2.0, 4.0], terminated=terminated, values=[8.0] * 3)
+    lessons = naive_targets(
+        episode, 0, unroll=3, n=2, gamma=0.5, players=players, value=lambda step: step["root_value"]
+    )
+    assert [lesson["value"] for lesson in lessons] == values
+
+
+def test_beyond_an_end_any_action_is_played() -> None:
+    for spaces in (PLAIN, TORQUE):
+        algorithm = make("muzero", spaces)
+        diary = played(algorithm, ends="terminated")
+        index = all_places(diary)
+        anything = []
+        for _ in range(20):
+            batch = algorithm.targets(diary.replay, index)
+            beyond = (batch["reward_mask"] == 1) & (batch["policy_mask"][:, :-1] == 0)
+            anything.append(batch["action"][beyond])
+        drawn = np.concatenate(anything)
+        assert len(drawn) > 1000
+        if spaces is PLAIN:
+            assert np.bincount(drawn, minlength=NUM_ACTIONS) / len(drawn) == pytest.approx([1 / 3] * 3, abs=0.05)
+        else:
+            assert drawn.shape[1:] == (2,)
+            assert drawn.dtype == np.float32
+            assert np.abs(drawn).max() <= 1
+            assert drawn.mean(0) == pytest.approx([0, 0], abs=0.05)
+            assert drawn.std(0) == pytest.approx([3**-0.5] * 2, abs=0.03)
+
+
+@pytest.mark.parametrize("bootstrap", ["target", "search"])
+def test_continuous_actions_come_with_their_candidates(bootstrap: str) -> None:
+    algorithm = make("muzero", TORQUE, n_step=2, bootstrap=bootstrap)
+    diary = played(algorithm)
+    index = all_places(diary)
+    batch = algorithm.targets(diary.replay, index)
+    assert_taught(batch, expected(algorithm, diary, index))
+    for b, (episode, t) in enumerate(diary.at(index)):
+        for k, step in enumerate(episode.steps[t : t + K + 1]):
+            np.testing.assert_array_equal(batch["policy"][b, k], step["policy"])
+            np.testing.assert_array_equal(batch["candidates"][b, k], step["candidates"])
+
+
+def test_masked_boards_are_learned_whole() -> None:
+    algorithm = make("muzero", BOARD, n_step=4, value_limit=0, reward_limit=0)
+    diary = played(algorithm)
+    index = all_places(diary)
+    batch = algorithm.targets(diary.replay, index)
+    whole = batch.pop("obs")
+    for b, (episode, t) in enumerate(diary.at(index)):
+        for key, x in episode.steps[t]["obs"].items():
+            np.testing.assert_array_equal(whole[key][b], x)
+    taught = expected(algorithm, diary, index)
+    for row in taught:
+        row[0]["step"]["obs"] = 0.0
+    assert_taught(batch | {"obs": np.zeros(len(index))}, taught)
+
+
+def renewed(algorithm: Any, diary: Diary, index: Array) -> Array:
+    """[B, K + 1] which known policies are not those that were stored; each is that, or the target network's now."""
+    before = {key: column.copy() for key, column in diary.replay.columns.items()}
+    batch = algorithm.targets(diary.replay, index)
+    for key, column in before.items():
+        np.testing.assert_array_equal(diary.replay.columns[key], column)  # what is stored stays
+    fresh = np.zeros((len(index), K + 1), bool)
+    for b, (episode, t) in enumerate(diary.at(index)):
+        for k, step in enumerate(episode.steps[t : t + K + 1]):
+            fresh[b, k] = not np.array_equal(batch["policy"][b, k], step["policy"])
+            obs = step["obs"]
+            if fresh[b, k]:
+                if "now" not in step:
+                    step["now"] = plan_anew(algorithm, algorithm.target_model, alone(obs))[0]
+                np.testing.assert_allclose(batch["policy"][b, k], step["now"], atol=1e-5)
+                if isinstance(obs, dict):
+                    assert (batch["policy"][b, k][obs["action_mask"] == 0] == 0).all()
+    return fresh
+
+
+@pytest.mark.parametrize("spaces", [PLAIN, BOARD], ids=["plain", "board"])
+@pytest.mark.parametrize("algo", ["muzero", "gumbel_muzero", "efficientzero"])
+def test_policies_are_searched_anew_by_the_target_network(algo: str, spaces: Spaces) -> None:
+    limits = {"value_limit": 0, "reward_limit": 0} if spaces is BOARD else {}
+    algorithm = make(algo, spaces, reanalyse_ratio=1.0, **limits)
+    diary = played(algorithm, 30)
+    index = all_places(diary)
+    fresh = renewed(algorithm, diary, index)
+    for row, (episode, t) in zip(fresh, diary.at(index), strict=True):
+        assert row.tolist() == [t + k < len(episode.steps) for k in range(K + 1)]
+    obs = algorithm.targets(diary.replay, index)["obs"]
+    ours, theirs = (plan_anew(algorithm, model, obs) for model in (algorithm.model, algorithm.target_model))
+    assert (np.abs(ours - theirs).max(1) > 0.1).mean() > 0.1  # the two networks can be told apart
+
+
+def test_some_sequences_are_searched_anew_and_those_wholly() -> None:
+    algorithm = make("muzero", reanalyse_ratio=0.3)
+    diary = played(algorithm)
+    index = np.tile(all_places(diary), 5)
+    fresh = renewed(algorithm, diary, index)
+    for row, (episode, t) in zip(fresh, diary.at(index), strict=True):
+        left = min(len(episode.steps) - t, K + 1)
+        assert row.tolist() in ([False] * (K + 1), [True] * left + [False] * (K + 1 - left))
+    assert fresh[:, 0].mean() == pytest.approx(0.3, abs=4 * (0.21 / len(index)) ** 0.5)
+    assert not renewed(make("muzero"), diary, index).any()
+
+
+def test_candidates_are_drawn_anew_with_their_policies() -> None:
+    algorithm = make("gumbel_muzero", TORQUE, reanalyse_ratio=0.5)
+    diary = played(algorithm)
+    index = all_places(diary)
+    batch = algorithm.targets(diary.replay, index)
+    fresh = []
+    for b, (episode, t) in enumerate(diary.at(index)):
+        for k, step in enumerate(episode.steps[t : t + K + 1]):
+            kept = [np.array_equal(batch[key][b, k], step[key]) for key in ("policy", "candidates")]
+            assert kept[0] == kept[1]
+            fresh.append(not kept[0])
+    assert 0.3 < np.mean(fresh) < 0.7
+    assert batch["policy"].sum(-1)[batch["policy_mask"] == 1] == pytest.approx(1, rel=1e-5)
+
+
+def test_reanalysis_leaves_values_and_rewards_alone() -> None:
+    batches = []
+    for ratio in (0.0, 1.0):
+        algorithm = make("muzero", reanalyse_ratio=ratio)
+        diary = played(algorithm)
+        batches.append(algorithm.targets(diary.replay, all_places(diary)))
+    for key in ("value", "reward", "value_mask", "policy_mask", "reward_mask"):
+        np.testing.assert_array_equal(batches[0][key], batches[1][key])
+
+
+@every_end
+@pytest.mark.parametrize("decay", [7, 20, 1000])
+def test_old_experience_bootstraps_earlier(ends: str, decay: int) -> None:
+    algorithm = make("efficientzero", n_step=5, n_step_decay=decay)
+    diary = played(algorithm, ends=ends)
+    index = all_places(diary)
+
+    def shrunk(episode: Episode, t: int) -> int:
+        return max(1, 5 - diary.age(episode, t) // decay)
+
+    used = {shrunk(*place) for place in diary.at(index)}
+    assert used == {7: {1, 2, 3, 4, 5}, 20: {1, 2, 3, 4, 5}, 1000: {5}}[decay]
+    assert_taught(algorithm.targets(diary.replay, index), expected(algorithm, diary, index, n=shrunk))
+
+
+def test_the_observations_that_followed_are_there() -> None:
+    algorithm = make("efficientzero")
+    diary = played(algorithm)
+    index = all_places(diary)
+    batch = algorithm.targets(diary.replay, index)
+    following = batch["next_obs"].reshape(len(index), K, -1)
+    for b, (episode, t) in enumerate(diary.at(index)):
+        for k, step in enumerate(episode.steps[t + 1 : t + K + 1]):
+            np.testing.assert_array_equal(following[b, k], step["obs"])
+
+
+@pytest.mark.parametrize("horizon", [1, 2, 3, 5])
+def test_value_prefixes_begin_anew_with_the_lstm(horizon: int) -> None:
+    algorithm = make("efficientzero", lstm_horizon=horizon)
+    diary = played(algorithm, ends="terminated")
+    index = all_places(diary)
+    batch = algorithm.targets(diary.replay, index)
+    prefixes = algorithm.reward_target(algorithm.to_tensors(batch)).numpy()
+    assert prefixes.shape == (len(index), K)
+    for b, (episode, t) in enumerate(diary.at(index)):
+        total = 0.0
+        for k in range(K):
+            step = episode.steps[t + k] if t + k < len(episode.steps) else None
+            total = (0.0 if k % horizon == 0 else total) + (float(step["reward"]) if step else 0.0)
+            if batch["reward_mask"][b, k]:
+                assert prefixes[b, k] == pytest.approx(total, rel=1e-5, abs=1e-6)
+
+
+def test_targets_move_nothing() -> None:
+    """Neither the networks nor the replay; the generator is the algorithm's own."""
+    algorithm = make("efficientzero", reanalyse_ratio=1.0)
+    diary = played(algorithm)
+    state = {key: x.clone() for key, x in algorithm.model.state_dict().items()}
+    target = {key: x.clone() for key, x in algorithm.target_model.state_dict().items()}
+    priority = diary.replay.priorities.priority.copy()
+    algorithm.targets(diary.replay, all_places(diary))
+    assert all(torch.equal(x, algorithm.model.state_dict()[key]) for key, x in state.items())
+    assert all(torch.equal(x, algorithm.target_model.state_dict()[key]) for key, x in target.items())
+    np.testing.assert_array_equal(diary.replay.priorities.priority, priority)

@@ -1,0 +1,474 @@
+"""What ScaleZero learns from, against lists and loops in Python; its gradient step against torch's; stages and rest."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Box, Discrete
+
+from rl_training.algorithms.scalezero import ScaleZero, ScaleZeroHyperparameters
+from rl_training.config import InputError
+from rl_training.data.replay import Replay
+from rl_training.types import Spaces
+
+TASKS = [Spaces(Box(-3, 3, (3,), np.float32), Discrete(2)), Spaces(Box(-3, 3, (2,), np.float32), Discrete(3))]
+NAMES = ["Left-v0", "Right-v0"]
+ENVS, LONGEST = 2, 7
+SMALL = {
+    "hidden_sizes": (6,),
+    "width": 8,
+    "layers": 2,
+    "heads": 2,
+    "num_experts": 2,
+    "expert_size": 6,
+    "adapter_rank": 2,
+    "num_adapters": 2,
+    "value_limit": 4,
+    "reward_limit": 3,
+    "unroll_steps": 3,
+    "n_step": 2,
+    "batch_size": 40,
+    "num_simulations": 4,
+    "gamma": 0.9,
+}
+
+
+def make(tasks=TASKS, **changes):
+    """With noise on every parameter, the target's too: zeros agree with anything."""
+    torch.manual_seed(0)
+    hp = ScaleZeroHyperparameters(**{**SMALL, **changes})
+    rng = np.random.default_rng(0)
+    algorithm = ScaleZero.build(tasks, hp, rng=rng, device=torch.device("cpu"), names=NAMES[: len(tasks)])
+    for model in (algorithm.model, algorithm.target_model):
+        stir(model)
+    for player in algorithm.players:
+        player.refresh()
+    return algorithm
+
+
+@torch.no_grad()
+def stir(model):
+    for parameter in model.parameters():
+        parameter.add_(0.3 * torch.randn_like(parameter))
+
+
+class History:
+    """Episodes of one task as lists, and the same in a replay: ended one way or the other, or not yet."""
+
+    def __init__(self, spaces, seed, steps=30):
+        self.rng, self.spaces = np.random.default_rng(seed), spaces
+        self.episodes = [[self.begin()] for _ in range(ENVS)]
+        self.replay = Replay(1000, ENVS, prioritized=True)
+        for _ in range(steps):
+            self.replay.add(self.step())
+
+    def begin(self):
+        ending = self.rng.choice(["terminated", "truncated"])
+        return {
+            "obs": [self.draw()],
+            "steps": [],
+            "ending": ending,
+            "length": self.rng.integers(1, LONGEST),
+            "ended": "",
+        }
+
+    def draw(self):
+        return self.rng.standard_normal(self.spaces.observation.shape).astype(np.float32)
+
+    def step(self):
+        rows = []
+        for episodes in self.episodes:
+            if episodes[-1]["ended"]:
+                episodes.append(self.begin())
+            episode = episodes[-1]
+            actions = int(self.spaces.action.n)
+            taken = {
+                "action": int(self.rng.integers(actions)),
+                "reward": np.float32(self.rng.normal()),
+                "policy": self.rng.dirichlet(np.ones(actions)).astype(np.float32),
+                "root_value": np.float32(self.rng.normal()),
+            }
+            episode["steps"].append(taken)
+            episode["obs"].append(self.draw())
+            last = len(episode["steps"]) == episode["length"]
+            episode["ended"] = episode["ending"] if last else ""
+            ends = {flag: episode["ended"] == flag for flag in ("terminated", "truncated")}
+            first = len(episode["steps"]) == 1
+            rows.append({"obs": episode["obs"][-2], "next_obs": episode["obs"][-1], "first": first, **taken, **ends})
+        return {key: np.stack([row[key] for row in rows]) for key in rows[0]}
+
+    def find(self, place):
+        """The episode and the number of the step that stand at a place."""
+        obs = self.replay.observations(np.array([place]))[0]
+        for episode in (episode for episodes in self.episodes for episode in episodes):
+            for t in range(len(episode["steps"])):
+                if np.array_equal(episode["obs"][t], obs):
+                    return episode, t
+        raise AssertionError(place)
+
+
+def value_of(algorithm, task, obs):
+    """The target network's, through the door that a search uses."""
+    return float(algorithm.target_model.for_task(task).initial(torch.from_numpy(obs)[None]).value)
+
+
+def naive_targets(algorithm, task, episode, t):
+    """One entry for each of H + 1 steps: observation, and of what is known policy, value, reward."""
+    hp, bootstrap = algorithm.hp, algorithm.hp.bootstrap
+    length, over = len(episode["steps"]), episode["ended"] == "terminated"
+    rows = []
+    for s in range(t, t + hp.unroll_steps + 1):
+        row = {"obs": episode["obs"][min(s, length)], "policy": None, "value": None, "reward": None}
+        if s < length:
+            # Of an episode that goes on, or was cut, the last known step is bootstrapped from.
+            until = min(s + hp.n_step, length if over else length - 1)
+            value = sum(hp.gamma ** (i - s) * float(episode["steps"][i]["reward"]) for i in range(s, until))
+            if until < length:
+                searched = float(episode["steps"][until]["root_value"])
+                ahead = value_of(algorithm, task, episode["obs"][until]) if bootstrap == "target" else searched
+                value += hp.gamma ** (until - s) * ahead
+            row |= {"policy": episode["steps"][s]["policy"], "value": value, "reward": episode["steps"][s]["reward"]}
+        elif over:
+            row |= {"value": 0.0, "reward": 0.0}
+        rows.append(row)
+    return rows
+
+
+@pytest.mark.parametrize("task", [0, 1])
+@pytest.mark.parametrize(("n_step", "bootstrap"), [(1, "target"), (2, "target"), (5, "target"), (2, "search")])
+def test_targets_are_those_of_the_episodes(task, n_step, bootstrap):
+    algorithm, history = make(n_step=n_step, bootstrap=bootstrap), History(TASKS[task], seed=task)
+    index = np.flatnonzero(history.replay.valid)
+    batch = algorithm.players[task].targets(history.replay, index)
+    kinds = set()
+    for b, place in enumerate(index):
+        episode, t = history.find(place)
+        rows = naive_targets(algorithm, task, episode, t)
+        kinds.add((episode["ended"], len(episode["steps"]) - t > algorithm.hp.unroll_steps))
+        played = [taken["action"] for taken in episode["steps"][t : t + algorithm.hp.unroll_steps]]
+        assert batch["action"][b, : len(played)].tolist() == played
+        assert (batch["action"][b] < TASKS[task].action.n).all()
+        for k, row in enumerate(rows):
+            assert np.array_equal(batch["obs"][b, k], row["obs"])
+            assert batch["value_mask"][b, k] == (row["value"] is not None)
+            assert batch["policy_mask"][b, k] == (row["policy"] is not None)
+            if row["value"] is not None:
+                assert batch["value"][b, k] == pytest.approx(row["value"], abs=1e-5)
+            if row["policy"] is not None:
+                assert np.array_equal(batch["policy"][b, k], row["policy"])
+            if k < len(rows) - 1:
+                assert batch["reward_mask"][b, k] == (row["reward"] is not None)
+                assert batch["reward"][b, k] == pytest.approx(row["reward"] or 0.0)
+    assert {ended for ended, _ in kinds} == {"terminated", "truncated", ""}
+
+
+def two_hot(x, limit):
+    """MuZero's transform and the two atoms beside it, one number at a time."""
+    y = math.copysign(math.sqrt(abs(x) + 1) - 1, x) + 0.001 * x
+    y = min(max(y, -limit), limit)
+    probs = [0.0] * (2 * limit + 1)
+    low = math.floor(y)
+    probs[low + limit] += 1 - (y - low)
+    if y > low:
+        probs[low + limit + 1] += y - low
+    return probs
+
+
+def cross_entropy(probs, logits):
+    logits = np.asarray(logits, np.float64)
+    log_sum = math.log(sum(math.exp(x) for x in logits))
+    return -sum(p * (x - log_sum) for p, x in zip(probs, logits, strict=True))
+
+
+def naive_losses(algorithm, task, history, place, action):
+    """Of one sequence, cut where nothing is known any more; `action` also says what was drawn beyond the end."""
+    hp, (episode, t) = algorithm.hp, history.find(place)
+    rows = naive_targets(algorithm, task, episode, t)
+    seen = sum(row["value"] is not None for row in rows)  # steps of which something is known
+    steps = min(seen, hp.unroll_steps)
+    obs = torch.from_numpy(np.stack([row["obs"] for row in rows]))
+    with torch.no_grad():
+        said = algorithm.model.unroll(task, obs[None, : steps + 1], torch.from_numpy(action)[None, :steps])
+        came = algorithm.target_model.encode(task, obs).double().numpy()
+    total = dict.fromkeys(("latent", "policy", "value", "reward"), 0.0)
+    for k in range(seen):
+        if rows[k]["policy"] is not None:
+            total["policy"] += cross_entropy(rows[k]["policy"], said.policy[0, k])
+        total["value"] += cross_entropy(two_hot(rows[k]["value"], hp.value_limit), said.value[0, k])
+    for k in range(steps):
+        total["reward"] += cross_entropy(two_hot(rows[k]["reward"], hp.reward_limit), said.reward[0, k])
+        total["latent"] += float(np.mean((said.latent[0, k].double().numpy() - came[k + 1]) ** 2))
+    counts = {"policy": hp.unroll_steps + 1, "value": hp.unroll_steps + 1}
+    first = algorithm.model.value_support.to_scalar(said.value[0, 0]).item() - rows[0]["value"]
+    return {name: value / counts.get(name, hp.unroll_steps) for name, value in total.items()}, first
+
+
+def drawn_batches(algorithm, histories, size=12):
+    """Batches with weights of all tasks, and where they come from."""
+    rng, batches, places = np.random.default_rng(5), {}, {}
+    for task, history in enumerate(histories):
+        places[task] = rng.choice(np.flatnonzero(history.replay.valid), size)
+        batch = algorithm.players[task].targets(history.replay, places[task])
+        batches[task] = batch | {"weight": rng.random(size).astype(np.float32)}
+    return batches, places
+
+
+def histories_of(tasks=TASKS):
+    return [History(spaces, seed=task) for task, spaces in enumerate(tasks)]
+
+
+def test_the_loss_is_that_of_one_sequence_after_the_other():
+    coefficients = {"latent_coef": 7.0, "policy_coef": 0.9, "value_coef": 0.4, "reward_coef": 1.3}
+    algorithm, histories = make(**coefficients), histories_of()
+    algorithm.scores = [2.0, -1.0]
+    object.__setattr__(algorithm.hp, "rank_exponent", 1.0)
+    batches, places = drawn_batches(algorithm, histories)
+    each = {task: [] for task in batches}
+    for task, batch in batches.items():
+        for b, place in enumerate(places[task]):
+            each[task].append(naive_losses(algorithm, task, histories[task], place, batch["action"][b]))
+    expected = {}
+    for task, found in each.items():
+        totals = [sum(coefficients[f"{name}_coef"] * value for name, value in losses.items()) for losses, _ in found]
+        expected[task] = np.mean([w * x for w, x in zip(batches[task]["weight"].tolist(), totals, strict=True)])
+    report, errors = algorithm.update({task: algorithm.to_tensors(batch) for task, batch in batches.items()})
+    for task, found in each.items():
+        assert float(report[f"loss/{NAMES[task]}"]) == pytest.approx(expected[task], rel=1e-5)
+        assert errors[task].tolist() == pytest.approx([error for _, error in found], abs=1e-5)
+    assert float(report["loss"]) == pytest.approx((2 * expected[0] + expected[1]) / 3, rel=1e-5)
+    for name in ("latent", "policy", "value", "reward"):
+        mean = np.mean([np.mean([losses[name] for losses, _ in found]) for found in each.values()])
+        assert float(report[f"{name}_loss"]) == pytest.approx(mean, rel=1e-5)
+
+
+@pytest.mark.parametrize(("max_grad_norm", "stage"), [(1e9, 0), (0.5, 0), (0.5, 1)])
+def test_a_gradient_step_is_that_of_torch_and_the_target_follows(max_grad_norm, stage):
+    """AdamW and its clipping, three times over, of what a stage trains."""
+    algorithm = make(max_grad_norm=max_grad_norm, weight_decay=0.1, learning_rate=0.01, tau=0.3)
+    algorithm.use_stage(stage)
+    histories = histories_of()
+    twin, target = copy.deepcopy(algorithm.model), copy.deepcopy(algorithm.target_model)
+    optimizer = torch.optim.AdamW(twin.trainable_parameters(), lr=0.01, weight_decay=0.1, eps=1e-8)
+    for _ in range(3):
+        batches, _ = drawn_batches(algorithm, histories)
+        tensors = {task: algorithm.to_tensors(batch) for task, batch in batches.items()}
+        before, algorithm.model = algorithm.model, twin  # the loss itself has been checked above
+        optimizer.zero_grad()
+        losses = [loss_of(algorithm, task, batch) for task, batch in tensors.items()]
+        algorithm.model = before
+        (sum(losses) / 2).backward()
+        torch.nn.utils.clip_grad_norm_(twin.trainable_parameters(), max_grad_norm)
+        optimizer.step()
+        algorithm.update(tensors)
+        algorithm.move_target()
+        with torch.no_grad():
+            for old, new in zip(target.parameters(), twin.parameters(), strict=True):
+                old.mul_(0.7).add_(new, alpha=0.3)
+    # A key's bias is no matter to a softmax: its gradient is rounding, which Adam makes into steps.
+    felt = {id(p): optimizer.state[p]["exp_avg_sq"].sqrt() > 1e-6 for p in optimizer.state}
+    known = [felt.get(id(p), torch.ones_like(p, dtype=torch.bool)) for p in twin.parameters()]
+    assert sum(int(where.sum()) for where in known) > 0.9 * algorithm.num_parameters
+    assert_near(algorithm.model, twin, known)
+    assert_near(algorithm.target_model, target, known)
+
+
+def loss_of(algorithm, task, batch):
+    losses, _ = algorithm.losses(task, batch)
+    return (batch["weight"] * sum(algorithm.coefficients()[name] * value for name, value in losses.items())).mean()
+
+
+def assert_near(model, twin, known):
+    for (name, actual), expected, where in zip(model.named_parameters(), twin.parameters(), known, strict=True):
+        torch.testing.assert_close(actual[where].detach(), expected[where].detach(), atol=2e-5, rtol=1e-4, msg=name)
+
+
+def test_priorities_are_the_errors_of_the_values():
+    algorithm, histories = make(priority_exponent=1.0, batch_size=400), histories_of()
+    kept = {}
+    original = algorithm.update
+
+    def update(batches):
+        report, errors = original(batches)
+        kept.update({task: (batches[task], error) for task, error in errors.items()})
+        return report, errors
+
+    algorithm.update = update
+    algorithm.one_step([history.replay for history in histories])
+    for task, history in enumerate(histories):
+        batch, error = kept[task]
+        priorities = history.replay.priorities.priority
+        assert priorities[history.replay.valid] == pytest.approx(priorities[priorities > 0])
+        assert batch["weight"].max() == 1.0
+        assert set(np.round(priorities[priorities > 0], 6)) == set(np.round(error.abs().double().numpy() + 1e-6, 6))
+
+
+def test_the_root_of_a_search_and_a_bootstrap_have_the_same_value():
+    algorithm, history = make(), History(TASKS[1], seed=3)
+    place = np.flatnonzero(history.replay.valid)[:6].reshape(2, 3)
+    player = algorithm.players[1]
+    values = player.values_now(history.replay, place)
+    obs = history.replay.observations(place.reshape(-1))
+    root = player.target_planner.look(obs, num_simulations=1, rng=algorithm.rng)
+    assert values.shape == place.shape
+    np.testing.assert_allclose(values.reshape(-1), root.value, atol=1e-5)
+    assert (
+        np.abs(values - player.planner.look(obs, num_simulations=1, rng=algorithm.rng).value.reshape(2, 3)).min() > 1e-3
+    )
+
+
+@pytest.mark.parametrize(
+    ("stage", "since", "solved", "before", "adapters", "over"),
+    [
+        (0, 99, 4, 0, 2, False),  # the first stage lasts its time, whatever is solved
+        (0, 100, 0, 0, 2, False),
+        (0, 100, 2, 0, 2, True),  # 2 new, 4 unsolved, 2 adapters left: two for each
+        (0, 100, 1, 0, 2, False),
+        (0, 150, 0, 0, 2, True),  # or after long enough
+        (1, 10, 3, 2, 2, False),  # 1 new, 3 unsolved, 1 left
+        (1, 10, 4, 2, 2, True),  # 2 new, 2 unsolved, 1 left
+        (1, 149, 2, 2, 2, False),
+        (1, 150, 2, 2, 2, True),
+        (2, 999, 5, 0, 2, False),  # no adapter is left
+        (0, 999, 3, 0, 0, False),
+        (0, 100, 2, 0, 3, True),  # 4 unsolved among 3: rounded up
+        (0, 100, 1, 0, 3, False),
+    ],
+)
+def test_when_a_stage_is_over(stage, since, solved, before, adapters, over):
+    tasks = [TASKS[0]] * 6
+    algorithm = ScaleZero.build(
+        tasks,
+        ScaleZeroHyperparameters(**{**SMALL, "num_adapters": adapters, "base_stage_steps": 100, "stage_steps": 150}),
+        rng=np.random.default_rng(0),
+        device=torch.device("cpu"),
+    )
+    algorithm.stage, algorithm.solved, algorithm.solved_before = stage, list(range(solved)), before
+    algorithm.gradient_steps, algorithm.stage_began = 1000 + since, 1000
+    assert algorithm.stage_is_over() is over
+
+
+def test_a_new_stage_changes_no_answer_and_then_trains_its_adapter_alone():
+    algorithm, histories = make(base_stage_steps=2, stage_steps=2, reanalyse_ratio=1.0), histories_of()
+    for model in (algorithm.model, algorithm.target_model):
+        for name, parameter in model.named_parameters():
+            if name.rpartition(".")[2] in ("up1", "up2", "scale_logit"):
+                torch.nn.init.zeros_(parameter)  # as they begin
+    replays = [history.replay for history in histories]
+    for step in range(2):
+        assert float(algorithm.one_step(replays)["stage"]) == 0
+        algorithm.gradient_steps = step + 1
+    assert algorithm.stage_is_over()
+    obs = replays[0].observations(np.flatnonzero(replays[0].valid)[:4])
+    numbers = {"temperature": 0.0, "num_simulations": 9, "rng": np.random.default_rng(0)}
+    before = algorithm.plan(obs, task=0, **numbers)
+    weights = copy.deepcopy(algorithm.model.state_dict())
+    algorithm.next_stage()
+    after = algorithm.plan(obs, task=0, **numbers)
+    np.testing.assert_allclose(after.value, before.value, atol=1e-6)
+    assert np.array_equal(after.visits, before.visits)
+    assert int(algorithm.model.stage) == int(algorithm.target_model.stage) == algorithm.stage == 1
+    assert not any(parameter.requires_grad for parameter in algorithm.target_model.parameters())
+    assert float(algorithm.one_step(replays)["stage"]) == 1
+    changed = {name for name, value in algorithm.model.state_dict().items() if not torch.equal(value, weights[name])}
+    inside = {name for name in changed if name.startswith("transformer")}
+    # The scale of a frozen weight learns at once, A only when its B is no longer zero.
+    assert {name.rpartition(".")[2] for name in inside} <= {"down1", "up1", "scale_logit"}
+    assert {name.rpartition(".")[2] for name in inside} >= {"up1", "scale_logit"}
+    assert {name.split(".")[0] for name in changed} == {"transformer", "encoders", "heads", "task", "stage"}
+    assert (algorithm.stage_began, algorithm.solved_before) == (2, 0)
+    assert algorithm.plan(obs, task=0, **numbers).value.tolist() != after.value.tolist()
+
+
+def test_what_a_solved_task_alone_uses_stays_as_it_is():
+    target_returns = {"Left-v0": 10.0, "Right-v0": 20.0}
+    algorithm, histories = make(target_returns=target_returns, weight_decay=0.1), histories_of()
+    replays = [history.replay for history in histories]
+    for _ in range(3):
+        algorithm.one_step(replays)
+    algorithm.note_scores({0: 10.0, 1: 19.9})
+    assert [algorithm.active(task) for task in (0, 1)] == [False, True]
+    before = copy.deepcopy(algorithm.model.state_dict())
+    for _ in range(3):
+        report = algorithm.one_step(replays)
+    assert float(report["active_tasks"]) == 1
+    assert "loss/Left-v0" not in report
+    after = algorithm.model.state_dict()
+    for name in (name for name in after if name.startswith(("encoders.0", "heads.0"))):
+        assert torch.equal(after[name], before[name]), name
+    assert torch.equal(after["task"][0], before["task"][0])
+    assert not torch.equal(after["task"][1], before["task"][1])
+    for name in ("heads.1.policy.0.weight", "encoders.1.network.0.weight", "transformer.norm.weight"):
+        assert not torch.equal(after[name], before[name])
+    algorithm.note_scores({0: -100.0, 1: 20.0})  # a task that was solved stays so
+    assert algorithm.solved == [0, 1]
+
+
+def test_without_target_returns_no_task_is_ever_solved():
+    algorithm = make()
+    algorithm.note_scores({0: 1e9, 1: 1e9})
+    assert algorithm.solved == []
+
+
+@pytest.mark.parametrize(
+    ("exponent", "scores", "expected"),
+    [
+        (0.0, [5.0, -7.0, 3.0], [1 / 3, 1 / 3, 1 / 3]),
+        (1.0, [5.0, -7.0, 3.0], [3 / 6, 1 / 6, 2 / 6]),
+        (2.0, [5.0, -7.0, 3.0], [9 / 14, 1 / 14, 4 / 14]),
+        (1.0, [5.0, None, 3.0], [1 / 3, 1 / 3, 1 / 3]),  # not before all were evaluated
+    ],
+)
+def test_tasks_weigh_by_the_rank_of_their_returns(exponent, scores, expected):
+    algorithm = make([TASKS[0]] * 2 + [TASKS[1]] * 2, rank_exponent=exponent)
+    algorithm.scores = [scores[0], 99.0, *scores[1:]]
+    assert algorithm.task_weights([0, 2, 3]) == pytest.approx(dict(zip((0, 2, 3), expected, strict=True)))
+
+
+def test_returns_of_no_task_are_an_error():
+    with pytest.raises(InputError, match="'Lift-v0' is none of the tasks; did you mean 'Left-v0'"):
+        make(target_returns={"Lift-v0": 3.0})
+
+
+def test_planning_takes_its_numbers_from_the_call_and_changes_nothing():
+    algorithm, history = make(), History(TASKS[1], seed=0)
+    obs = history.replay.observations(np.arange(5))
+    before, hp = copy.deepcopy(algorithm.state_dict()), algorithm.hp
+    visits = [
+        algorithm.plan(obs, task=1, temperature=1.0, num_simulations=n, rng=np.random.default_rng(0)).visits.sum(1)
+        for n in (3, 11)
+    ]
+    assert [set(v.tolist()) for v in visits] == [{3}, {11}]
+    plans = [
+        algorithm.plan(
+            obs,
+            task=1,
+            temperature=0.0,
+            num_simulations=16,
+            root_exploration_fraction=fraction,
+            rng=np.random.default_rng(seed),
+        ).visits
+        for fraction, seed in ((0.0, 0), (0.0, 1), (1.0, 0), (1.0, 1))
+    ]
+    assert np.array_equal(plans[0], plans[1])
+    assert not np.array_equal(plans[2], plans[3])
+    assert algorithm.hp is hp
+    assert str(before) == str(algorithm.state_dict())
+
+
+def test_evaluation_searches_as_its_settings_say():
+    algorithm = make(eval_num_simulations=9, eval_temperature=0.0, num_simulations=3)
+    seen = []
+    player = algorithm.players[1]
+    original = player.plan
+    player.plan = lambda obs, **numbers: seen.append(numbers) or original(obs, **numbers)
+    obs = np.zeros((4, 2), np.float32)
+    for explore in (True, False):
+        decision = algorithm.act(obs, None, explore=explore, rng=np.random.default_rng(0), task=1)
+        assert decision.extras["policy"].shape == (4, 3)
+        assert decision.extras["root_value"].shape == (4,)
+    names = ("temperature", "num_simulations", "root_exploration_fraction")
+    assert [tuple(numbers[name] for name in names) for numbers in seen] == [(1.0, 3, 0.25), (0.0, 9, 0.0)]
