@@ -191,7 +191,9 @@ def test_simulations_are_those_of_the_call(algo: str) -> None:
     algorithm = make(algo)
     for count in (1, 30, 2, 7, 30):
         for batch in (3, 1):
-            assert quiet_plan(algorithm, observe(batch), num_simulations=count).visits.sum(1).tolist() == [count] * batch
+            assert (
+                quiet_plan(algorithm, observe(batch), num_simulations=count).visits.sum(1).tolist() == [count] * batch
+            )
     assert algorithm.hp.num_simulations == SMALL["num_simulations"]
     with pytest.raises(ValueError, match="num_simulations should be at least 1, got 0"):
         quiet_plan(algorithm, observe(1), num_simulations=0)

@@ -1,4 +1,4 @@
-"""The probe ladder for planning: rewards, values and actions of tiny environments, as the model learns and plays them."""
+"""The probe ladder for planning: rewards, values and actions of tiny environments, as the model learns them."""
 
 from __future__ import annotations
 

@@ -139,7 +139,7 @@ def sequence(rewards: list[float], *, terminated: bool, values: list[float]) -> 
     ],
 )
 def test_the_oracle_by_hand(terminated: bool, players: int, values: list[float | None]) -> None:
-    """Three steps with rewards 1, 2, 4, each searched to be worth 8, n-step 2: also where the last reward is counted."""
+    """Three steps with rewards 1, 2, 4, each searched to be worth 8, n-step 2: also where the last one counts."""
     episode = sequence([1.0, 2.0, 4.0], terminated=terminated, values=[8.0] * 3)
     lessons = naive_targets(
         episode, 0, unroll=3, n=2, gamma=0.5, players=players, value=lambda step: step["root_value"]

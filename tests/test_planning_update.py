@@ -86,7 +86,7 @@ def number_of(logits: Tensor) -> float:
 def cross_entropy_of_policy(policy: Tensor, share: Tensor, candidates: Tensor | None) -> Tensor:
     if candidates is None:
         log_p = policy - torch.logsumexp(policy, 0)
-        return -sum((s * l for s, l in zip(share, log_p, strict=True)), torch.zeros(()))
+        return -sum((s * logp for s, logp in zip(share, log_p, strict=True)), torch.zeros(()))
     mean, log_std = policy.chunk(2)
     squashed = torch.distributions.TransformedDistribution(
         torch.distributions.Normal(mean, log_std.exp()), [torch.distributions.transforms.TanhTransform()]

@@ -387,7 +387,7 @@ def assert_sequences(replay: Replay, naive: NaiveReplay, length: int) -> None:
     by_name = {t.name: t for t in naive.drawable()}
     starts = [by_name[int(x.reshape(-1)[0])] for x in replay.columns["action"][index]]
     got = replay.sequences(index, length)
-    assert got["place"].shape == got["reward"].shape == got["terminated"].shape[:1] + (length,)
+    assert got["place"].shape == got["reward"].shape == (*got["terminated"].shape[:1], length)
     np.testing.assert_array_equal(got["place"][:, 0], index)
     for b, start in enumerate(starts):
         known = naive_sequence(naive, start, length)

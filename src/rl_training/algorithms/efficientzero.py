@@ -23,6 +23,10 @@ from rl_training.types import Array, Batch, Spaces
 @dataclass(frozen=True)
 class EfficientZeroHyperparameters(MuZeroHyperparameters):
     lstm_horizon: int = setting(5, "steps after which the value prefix begins anew", low=1)
+    lstm_size: int | None = setting(None, "of the LSTM that tells value prefixes; None: 64, for towers 512", low=1)
+    projection_size: int | None = setting(
+        None, "width of the layers between which consistency is measured; None: 128, for towers 1024", low=1
+    )
     augment: bool = setting(True, "learn from images that are shifted and dimmed at random; no effect on vectors")
     n_step: int = scalar(
         5, "steps whose rewards a value target sums before it bootstraps, where experience is new", low=1
@@ -43,7 +47,8 @@ class EfficientZero(MuZero):
 
     @classmethod
     def make_model(cls, spaces: Spaces, hp: Any) -> PlanningModel:
-        return EfficientZeroModel(spaces, lstm_horizon=hp.lstm_horizon, **model_options(hp))
+        sizes = {"lstm_size": hp.lstm_size, "projection_size": hp.projection_size}
+        return EfficientZeroModel(spaces, lstm_horizon=hp.lstm_horizon, **sizes, **model_options(hp))
 
     def rules(self) -> Any:
         from rl_training.ops.search import EFFICIENTZERO
