@@ -9,7 +9,7 @@ import gymnasium as gym
 from rl_training import TrainConfig, evaluate_checkpoint, load_policy, train
 
 parser = argparse.ArgumentParser(description=__doc__)
-parser.add_argument("--total-timesteps", type=int, default=60_000)
+parser.add_argument("--total-timesteps", type=int, default=90_000)
 parser.add_argument("--eval-episodes", type=int, default=100)
 parser.add_argument("--output-dir", default="runs")
 args = parser.parse_args()
@@ -21,17 +21,20 @@ config = TrainConfig(
     total_timesteps=args.total_timesteps,
     output_dir=args.output_dir,
     num_envs=8,
-    eval_interval=max(1, args.total_timesteps // 10),
+    eval_interval=min(6_000, args.total_timesteps),
     eval_episodes=5,
-    env_kwargs={"wrappers": {"normalize_observation": True}},
+    env_kwargs={"wrappers": {"normalize_observation": True, "time_limit": 500}},
     algo_kwargs={
         "num_simulations": 16,
         "eval_num_simulations": 8,
-        "temperature": {"kind": "linear", "start": 1.0, "end": 0.25},
+        "temperature": 0.25,
         "gamma": 0.99,
-        "utd_ratio": 0.125,
+        "n_step": 10,
+        "learning_rate": {"kind": "linear", "start": 1e-3, "end": 1e-4},
+        "utd_ratio": 0.05,
+        "num_adapters": 2,
         "base_stage_steps": 2_000,
-        "stage_steps": 1_000,
+        "stage_steps": 2_000,
         "target_returns": {"CartPole-v1": 475.0, "Acrobot-v1": -100.0, "MountainCar-v0": -110.0},
     },
 )

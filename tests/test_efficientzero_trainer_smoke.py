@@ -1,29 +1,83 @@
-"""efficientzero trains end to end: schedules, images, self-play with legal moves; every run resumes exactly."""
+"""EfficientZero trains end to end: vectors, frames, torques and self-play, its schedules in the final metrics."""
 
 from __future__ import annotations
 
 import pytest
 
-from planning_smoke import IMAGES, SCHEDULES, SELF_PLAY, check_fixed, check_resume, check_schedules
+from planning_smoke import SCHEDULES, check_resume, check_schedules, check_self_play, smoke_config
+from rl_training import evaluate_checkpoint, train
+from rl_training.config import ConfigError
 from rl_training.runtime.efficientzero_trainer import train_efficientzero
+from smoke import check_run
 
 
-def test_schedules_of_temperature_and_num_simulations_are_in_the_metrics(tiny_config):
-    result = check_schedules(tiny_config("efficientzero", **SCHEDULES), train_efficientzero)
+@pytest.mark.parametrize("lstm_horizon", [1, 2, 5])
+def test_efficientzero_trains_with_scheduled_temperature_and_simulations(tiny_config, lstm_horizon):
+    config = tiny_config(
+        "efficientzero",
+        **SCHEDULES,
+        lstm_horizon=lstm_horizon,
+        consistency_coef={"kind": "linear", "start": 2.0, "end": 0.5},
+        n_step_decay_schedule={"kind": "linear", "start": 10, "end": 100},
+    )
+    result = train_efficientzero(config, run_suffix="smoke", progress="silent")
+    check_run(result, config)
+    check_schedules(result)
     assert result.run_dir.name == "efficientzero__CartPole-v1__seed0__smoke"
-    assert {"policy_loss", "value_loss", "reward_loss", "consistency_loss", "grad_norm"} <= result.metrics.keys()
+    assert result.metrics["consistency_coef"] == pytest.approx(0.5)
+    assert result.metrics["n_step_decay"] == 100
+    assert {"loss", "policy_loss", "value_loss", "reward_loss", "consistency_loss"} <= result.metrics.keys()
+    assert -1 <= result.metrics["consistency_loss"] <= 1
+    again = evaluate_checkpoint(result.run_dir)
+    assert again["eval_return_mean"] == result.metrics["eval_return_mean"]
 
 
-def test_fixed_values_still_work(tiny_config):
-    check_fixed(tiny_config("efficientzero", {"total_timesteps": 64}, temperature=0.5, num_simulations=4))
+def test_fixed_numbers_stay(tiny_config):
+    seen = set()
+    note = lambda run: seen.add((run.algorithm.temperature, run.algorithm.num_simulations))  # noqa: E731
+    config = tiny_config("efficientzero", temperature=0.7, num_simulations=4)
+    result = train(config, callbacks=[note], progress="silent")
+    assert seen == {(0.7, 4)}
+    assert (result.metrics["temperature"], result.metrics["num_simulations"]) == (0.7, 4)
 
 
-def test_images(tiny_config):
-    pytest.importorskip("ale_py")
-    check_resume(tiny_config("efficientzero", IMAGES, learning_starts=16, num_simulations=2, n_step=2), 32)
+@pytest.mark.parametrize("case", ["images", "continuous"])
+def test_other_spaces(tiny_config, case):
+    config = smoke_config(tiny_config, "efficientzero", case, **SCHEDULES)
+    result = train(config, progress="silent")
+    check_run(result, config)
+    check_schedules(result)
+
+
+@pytest.mark.parametrize("augment", [True, False])
+def test_images_are_changed_where_it_is_wanted(tiny_config, augment, monkeypatch):
+    from rl_training.algorithms import efficientzero
+
+    seen, original = [], efficientzero.augmented
+    spy = lambda obs, space, rng: (seen.append(obs.shape), original(obs, space, rng))[1]  # noqa: E731
+    monkeypatch.setattr(efficientzero, "augmented", spy)
+    train(smoke_config(tiny_config, "efficientzero", "images", augment=augment), progress="silent")
+    assert bool(seen) == augment
+    assert set(seen) <= {(4, 4, 84, 84), (8, 4, 84, 84)}  # four first observations, and two that followed each
 
 
 def test_self_play(tiny_config):
-    """Masks of legal moves; evaluated against an opponent."""
-    result = check_resume(tiny_config("efficientzero", SELF_PLAY, value_limit=0, reward_limit=0, gamma=1.0), 120)
-    assert -1 <= result.metrics["eval_return_mean"] <= 1
+    check_self_play(tiny_config, "efficientzero")
+
+
+@pytest.mark.parametrize("case", ["vectors", "images", "continuous", "self-play"])
+def test_resume_is_exact(tiny_config, case):
+    check_resume(tiny_config, "efficientzero", case)
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        ({"lstm_horizon": 0}, r"lstm_horizon.*>= 1.*0"),
+        ({"n_step_decay": 0}, r"n_step_decay.*>= 1.*0"),
+        ({"consistency_coef": -1}, r"consistency_coef.*>= 0.*-1"),
+    ],
+)
+def test_numbers_that_make_no_sense_are_errors(tiny_config, kwargs, message):
+    with pytest.raises(ConfigError, match=message):
+        train(tiny_config("efficientzero", **kwargs), progress="silent")

@@ -1,39 +1,115 @@
-"""muzero trains end to end: schedules, images, self-play with legal moves; every run resumes exactly."""
+"""MuZero trains end to end: vectors, frames, torques and self-play, its schedules in the final metrics."""
 
 from __future__ import annotations
 
 import pytest
 
-from planning_smoke import IMAGES, PENDULUM, SCHEDULES, SELF_PLAY, check_fixed, check_resume, check_schedules
+from planning_smoke import SCHEDULES, check_resume, check_schedules, check_self_play, smoke_config
+from rl_training import evaluate_checkpoint, predict_checkpoint, resume_training, train
+from rl_training.config import ConfigError, InputError
 from rl_training.runtime.muzero_trainer import train_muzero
+from smoke import check_run
 
 
-def test_schedules_of_temperature_and_num_simulations_are_in_the_metrics(tiny_config):
-    result = check_schedules(tiny_config("muzero", **SCHEDULES), train_muzero)
+def test_muzero_trains_with_scheduled_temperature_and_simulations(tiny_config):
+    config = tiny_config(
+        "muzero",
+        **SCHEDULES,
+        learning_rate={"kind": "linear", "start": 1e-3, "end": 0.0},
+        root_exploration_fraction_schedule={"kind": "linear", "start": 0.5, "end": 0.0},
+    )
+    result = train_muzero(config, run_suffix="smoke", progress="silent")
+    check_run(result, config)
+    check_schedules(result)
     assert result.run_dir.name == "muzero__CartPole-v1__seed0__smoke"
-    assert {
-        "policy_loss",
-        "value_loss",
-        "reward_loss",
-        "grad_norm",
-        "root_exploration_fraction",
-    } <= result.metrics.keys()
+    assert result.metrics["root_exploration_fraction"] == 0.0
+    assert result.metrics["learning_rate"] == 0.0
+    assert {"loss", "policy_loss", "value_loss", "reward_loss", "grad_norm", "value"} <= result.metrics.keys()
+    again = evaluate_checkpoint(result.run_dir)
+    assert again["eval_return_mean"] == result.metrics["eval_return_mean"]
+    assert predict_checkpoint(result.checkpoint_path, [0.0, 0.1, 0.0, -0.1]) in (0, 1)
 
 
-def test_fixed_values_still_work(tiny_config):
-    check_fixed(tiny_config("muzero", {"total_timesteps": 64}, temperature=0.5, num_simulations=4))
+def test_fixed_numbers_stay(tiny_config):
+    seen = set()
+    note = lambda run: seen.add((run.algorithm.temperature, run.algorithm.num_simulations))  # noqa: E731
+    result = train(tiny_config("muzero", temperature=0.7, num_simulations=4), callbacks=[note], progress="silent")
+    assert seen == {(0.7, 4)}
+    assert (result.metrics["temperature"], result.metrics["num_simulations"]) == (0.7, 4)
 
 
-def test_images(tiny_config):
-    pytest.importorskip("ale_py")
-    check_resume(tiny_config("muzero", IMAGES, learning_starts=16, num_simulations=2, n_step=2), 32)
+def test_every_search_has_the_numbers_of_its_step(tiny_config, monkeypatch):
+    """What a schedule says is what the search is asked for: in acting, not in evaluation."""
+    from rl_training.algorithms.muzero import MuZero
+
+    searched, plan = [], MuZero.plan
+
+    def spy(self, obs, **numbers):
+        if numbers.get("planner") is None:
+            searched.append((numbers["temperature"], numbers["num_simulations"], numbers["root_exploration_fraction"]))
+        return plan(self, obs, **numbers)
+
+    monkeypatch.setattr(MuZero, "plan", spy)
+    schedules = {
+        "temperature_schedule": {"kind": "linear", "start": 1.0, "end": 0.2},
+        "num_simulations_schedule": {"kind": "linear", "start": 2, "end": 6},
+    }
+    train(tiny_config("muzero", {"total_timesteps": 101}, eval_num_simulations=7, **schedules), progress="silent")
+    acting = [numbers for numbers in searched if numbers[2] > 0]
+    progress = [2 * i / 100 for i in range(51)]
+    assert [t for t, _, _ in acting] == pytest.approx([1 - 0.8 * p for p in progress])
+    assert [n for _, n, _ in acting] == [round(2 + 4 * p) for p in progress]
+    assert {numbers for numbers in searched if numbers[2] == 0} == {(0.0, 7, 0.0)}
+
+
+def test_the_default_temperature_cools_in_steps(tiny_config):
+    seen = {}
+    config = tiny_config("muzero", {"total_timesteps": 400})
+    train(config, callbacks=[lambda run: seen.update({run.step: run.algorithm.temperature})], progress="silent")
+    assert {seen[2], seen[150]} == {1.0}
+    assert {seen[220], seen[290]} == {0.5}
+    assert {seen[320], seen[400]} == {0.25}
+
+
+@pytest.mark.parametrize("case", ["images", "continuous"])
+def test_other_spaces(tiny_config, case):
+    config = smoke_config(tiny_config, "muzero", case, **SCHEDULES)
+    result = train(config, progress="silent")
+    check_run(result, config)
+    check_schedules(result)
 
 
 def test_self_play(tiny_config):
-    """Masks of legal moves; evaluated against an opponent."""
-    result = check_resume(tiny_config("muzero", SELF_PLAY, value_limit=0, reward_limit=0, gamma=1.0), 120)
-    assert -1 <= result.metrics["eval_return_mean"] <= 1
+    check_self_play(tiny_config, "muzero")
 
 
-def test_continuous_actions_are_sampled(tiny_config):
-    check_resume(tiny_config("muzero", PENDULUM), 64)
+@pytest.mark.parametrize("case", ["vectors", "images", "continuous", "self-play"])
+def test_resume_is_exact(tiny_config, case):
+    check_resume(tiny_config, "muzero", case)
+
+
+def test_values_of_past_searches_can_be_bootstrapped_from(tiny_config):
+    check_resume(tiny_config, "muzero", "vectors", bootstrap="search", priority_exponent=0.0, reanalyse_ratio=0.0)
+
+
+def test_a_run_goes_on_without_its_replay(tiny_config):
+    result = train(tiny_config("muzero", {"eval_interval": 256}), progress="silent")
+    resumed = resume_training(result.run_dir / "checkpoints" / "best", total_timesteps=512, progress="silent")
+    assert resumed.metrics["global_step"] == 512
+    assert resumed.metrics["gradient_steps"] > result.metrics["gradient_steps"]
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        ({"num_simulations": 0}, r"num_simulations.*>= 1.*0"),
+        ({"temperature": -1.0}, r"temperature.*>= 0.*-1"),
+        ({"root_exploration_fraction": 1.5}, r"root_exploration_fraction.*\[0, 1\].*1.5"),
+        ({"reanalyse_ratio": 2}, r"reanalyse_ratio.*\[0, 1\].*2"),
+        ({"bootstrap": "never"}, r"bootstrap.*target.*search"),
+        ({"hidden_sizes": []}, r"hidden_sizes is empty"),
+    ],
+)
+def test_numbers_that_make_no_sense_are_errors(tiny_config, kwargs, message):
+    with pytest.raises((ConfigError, InputError), match=message):
+        train(tiny_config("muzero", **kwargs), progress="silent")

@@ -68,6 +68,8 @@ def test_a_loaded_replay_draws_the_same_from_then_on(tmp_path: Path, kind: str, 
     options, how = KINDS[kind]
     replay, naive = Replay(50, 2, **options), NaiveReplay(50, 2, options.get("frame_stack", 1))
     rng, steps = np.random.default_rng(0), stream(2, **how)
+    if replay.priorities is not None:
+        replay.priorities.use_exponent(0.6)
     for step in islice(steps, count):
         both(replay, naive, [step])
         learn_from(replay, rng)

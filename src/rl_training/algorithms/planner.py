@@ -114,14 +114,14 @@ class Planner:
         from rl_training.ops.search import Evaluation
 
         assert root.candidates is not None
-        batch = len(root.value)
+        batch, alike = len(root.value), np.zeros_like(root.logits)  # a node's draws are all alike
         candidates = np.empty((limits["num_simulations"] + 1, *root.candidates.shape), np.float32)
         candidates[0], trees = root.candidates, np.arange(batch)
 
         def evaluate(node: int, parent: Array, edge: Array) -> Evaluation:
             word = self.inference.recurrent(node, parent, candidates[parent, trees, edge])
             candidates[node] = self._draw(word, rng)
-            return Evaluation(root.logits, word[:, -2], word[:, -1], discount)  # a node's draws are all alike
+            return Evaluation(alike, word[:, -2], word[:, -1], discount)
 
         return evaluate
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import lru_cache
+from itertools import count
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -174,9 +175,12 @@ class Search:
         return there
 
 
+OWN = count()  # rules that do not ship
+
+
 @lru_cache
 def kernels(rules: Rules) -> Variant:
-    return KERNELS.get(rules) or compiled.compose(*rules)
+    return KERNELS.get(rules) or compiled.compose(*rules, label=f"own_{next(OWN)}")
 
 
 def _packed(said: Evaluation | Packed) -> Packed:

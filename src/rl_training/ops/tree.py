@@ -454,10 +454,22 @@ class Variant(NamedTuple):
     fused: Any
 
 
-def compose(root: Any, interior: Any, q_transform: Any) -> Variant:
-    """The search by these rules, as two compiled functions."""
+def labelled(label: str) -> Any:
+    """Give a function a name of its own. Compiled closures are linked by name, and those of two variants that were read
+    from the cache may otherwise be taken for each other."""
+
+    def rename(function: Any) -> Any:
+        function.__name__ = function.__qualname__ = f"{function.__name__}_{label}"
+        return function
+
+    return rename
+
+
+def compose(root: Any, interior: Any, q_transform: Any, label: str) -> Variant:
+    """The search by these rules, as two compiled functions. The label must be theirs alone: see `labelled`."""
 
     @inlined
+    @labelled(label)
     def select(tree, b, wanted, numbers, q, scratch):
         """Follow the rules down to an edge that leads nowhere yet."""
         q_transform(tree, b, ROOT, numbers, q)
@@ -473,6 +485,7 @@ def compose(root: Any, interior: Any, q_transform: Any) -> Variant:
         tree.depth[b] = max(tree.depth[b], depth)
 
     @njit(nogil=True, error_model="numpy")
+    @labelled(label)
     def grow(tree, begin, end, node, word, discount, table, numbers):
         """Put the network's word on node number `node` of the trees [begin, end) where it belongs, and find the next.
 
@@ -490,6 +503,7 @@ def compose(root: Any, interior: Any, q_transform: Any) -> Variant:
                 q_transform(tree, b, ROOT, numbers, tree.transformed[b])
 
     @njit(nogil=True, error_model="numpy")
+    @labelled(label)
     def fused(tree, net, states, discount, table, numbers):
         """All simulations of B searches with the network inside. states [M, B, S]; the roots are in place already.
 
@@ -520,11 +534,11 @@ def widest_layer(net):
 
 # What ships is compiled once and kept on disk. Numba can do that for functions that call others by a global name, not
 # for closures: hence a name for each.
-_muzero, _muzero_fused = compose(puct, puct, by_tree)
-_efficientzero, _efficientzero_fused = compose(puct, puct, by_tree_or_mean)
-_gumbel, _gumbel_fused = compose(halving, improved, completed_by_node)
-_gumbel_tree, _gumbel_tree_fused = compose(halving, improved, completed_by_tree)
-_gumbel_raw, _gumbel_raw_fused = compose(halving, improved, completed)
+_muzero, _muzero_fused = compose(puct, puct, by_tree, "muzero")
+_efficientzero, _efficientzero_fused = compose(puct, puct, by_tree_or_mean, "efficientzero")
+_gumbel, _gumbel_fused = compose(halving, improved, completed_by_node, "gumbel")
+_gumbel_tree, _gumbel_tree_fused = compose(halving, improved, completed_by_tree, "gumbel_tree")
+_gumbel_raw, _gumbel_raw_fused = compose(halving, improved, completed, "gumbel_raw")
 
 
 @compiled
