@@ -22,11 +22,11 @@ config = TrainConfig(
     output_dir=args.output_dir,
     num_envs=8,
     eval_interval=min(6_000, args.total_timesteps),
-    eval_episodes=5,
+    eval_episodes=2,
     env_kwargs={"wrappers": {"normalize_observation": True, "time_limit": 500}},
     algo_kwargs={
         "num_simulations": 16,
-        "eval_num_simulations": 8,
+        "eval_num_simulations": 4,
         "temperature": 0.25,
         "gamma": 0.99,
         "n_step": 10,

@@ -383,6 +383,20 @@ def test_a_new_stage_changes_no_answer_and_then_trains_its_adapter_alone():
     assert algorithm.plan(obs, task=0, **numbers).value.tolist() != after.value.tolist()
 
 
+def test_dropout_is_drawn_anew_each_time_and_decided_by_the_seed():
+    histories, found = histories_of(), []
+    for torch_seed in (1, 2):
+        algorithm = make(adapter_dropout=0.5, learning_rate=0.0)
+        algorithm.use_stage(1)
+        batches = {0: algorithm.to_tensors(drawn_batches(algorithm, histories)[0][0])}
+        torch.manual_seed(torch_seed)
+        before = torch.random.get_rng_state()
+        found.append([float(algorithm.update(batches)[0]["loss"]) for _ in range(3)])
+        assert torch.equal(torch.random.get_rng_state(), before)
+    assert found[0] == found[1]
+    assert len(set(found[0])) == 3
+
+
 def test_what_a_solved_task_alone_uses_stays_as_it_is():
     target_returns = {"Left-v0": 10.0, "Right-v0": 20.0}
     algorithm, histories = make(target_returns=target_returns, weight_decay=0.1), histories_of()

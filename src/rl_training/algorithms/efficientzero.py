@@ -63,8 +63,9 @@ class EfficientZero(MuZero):
     def targets(self, replay: Replay, index: Array) -> dict[str, Any]:
         """With the observations [B * K, ...] that followed, for the consistency loss."""
         batch = super().targets(replay, index)
-        followed = replay.sequences(index, self.hp.unroll_steps + 1)["place"][:, 1:]
-        # Beyond the known steps any observation will do: the mask leaves it out.
+        place = replay.sequences(index, self.hp.unroll_steps + 1)["place"]
+        # The mask leaves out what is not known, but batch statistics would not: there the first observation stands in.
+        followed = np.where(batch["policy_mask"][:, 1:] > 0, place[:, 1:], place[:, :1])
         return batch | {"next_obs": replay.observations(followed.reshape(-1))}
 
     def losses(self, batch: Batch) -> tuple[dict[str, Tensor], Tensor]:

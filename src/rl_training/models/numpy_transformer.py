@@ -73,7 +73,6 @@ class NumpyInference(TorchInference):
         latent = layer_norm(hidden) + weights.task
         memory, now_blocked = self.memory[node], self.blocked[node]
         memory[:, :, :, : places - 1] = past[:, :, :, 2:]
-        now_blocked[:] = 0.0
         now_blocked[:, : max(places - 2, 0)] = blocked[:, 2:places]
         out = weights.token(latent, memory[:, :, :, :places], now_blocked[:, :places])
         policy, value = weights.prediction(out)

@@ -243,7 +243,7 @@ def head(width: int, *last: nn.Module) -> nn.Sequential:
 def count_actions(space: gym.Space) -> int:
     if not isinstance(space, gym.spaces.Discrete):
         raise InputError(
-            f"scalezero has a token for each action and needs Discrete ones, not {space}: use muzero, or a "
+            f"scalezero has a token for each action and needs Discrete ones, not {space}: use ppo, or a "
             "gymnasium.ActionWrapper that offers a choice of actions"
         )
     return int(space.n)
