@@ -10,6 +10,8 @@ import pytest
 import torch
 from gymnasium.spaces import Box, Discrete
 
+from rl_training.algorithms.muzero import MuZero
+from rl_training.algorithms.planner import Planner
 from rl_training.algorithms.scalezero import ScaleZero, ScaleZeroHyperparameters
 from rl_training.config import InputError
 from rl_training.data.replay import Replay
@@ -318,6 +320,21 @@ def test_the_root_of_a_search_and_a_bootstrap_have_the_same_value():
     assert (
         np.abs(values - player.planner.look(obs, num_simulations=1, rng=algorithm.rng).value.reshape(2, 3)).min() > 1e-3
     )
+
+
+def test_reanalysed_policies_are_those_of_the_target_network():
+    algorithm, history = make(reanalyse_ratio=1.0, num_simulations=12), History(TASKS[1], seed=3)
+    player = algorithm.players[1]
+    batch = player.targets(history.replay, np.flatnonzero(history.replay.valid))
+    known = batch["policy_mask"].astype(bool)
+    policies = []
+    for model in (algorithm.target_model, algorithm.model):
+        planner = Planner(model.for_task(1), TASKS[1], num_candidates=0)
+        numbers = {"temperature": 0.0, "num_simulations": 12, "rng": np.random.default_rng(0)}
+        policies.append(MuZero.plan(player, batch["obs"][known], planner=planner, **numbers).policy)
+    alike = [(batch["policy"][known] == policy).all(1).mean() for policy in policies]
+    assert alike[0] > 0.98  # rounding may turn a choice between equals
+    assert alike[1] < 0.9
 
 
 @pytest.mark.parametrize(
