@@ -1,6 +1,7 @@
 """Simulations per second of the search: with the network compiled in, with any PyTorch model, and mctx beside them.
 
 python benchmarks/search_speed.py                 # on the CPU; mctx takes part where it is installed (pip install mctx)
+python benchmarks/search_speed.py --lightzero D   # and LightZero's C++ tree, of a checkout D: see lightzero.py
 python benchmarks/search_speed.py --device cuda   # residual towers on a GPU, the network in a captured graph
 
 The model is a perceptron with a latent of 64, 128 hidden units and 21 atoms, the same weights for all; on a GPU a tower
@@ -13,6 +14,8 @@ import argparse
 import os
 import time
 from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
 from statistics import median
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -25,17 +28,11 @@ import gymnasium as gym
 import numpy as np
 import torch
 
+from lightzero import lightzero_search
 from rl_training.algorithms.gumbel_muzero import GumbelMuZero, GumbelMuZeroHyperparameters
 from rl_training.algorithms.muzero import MuZero, MuZeroHyperparameters
 from rl_training.types import Spaces
 
-# LightZero's C++ tree with this perceptron on another machine, and mctx's two policies beside it there: thousand
-# simulations per CPU second. What LightZero would do here is scaled by mctx, which runs on both.
-LIGHTZERO = {
-    2: {1: (2.9, 34.8, 46.9), 8: (17.7, 117, 182), 64: (83.2, 228, 319), 256: (134, 426, 630)},
-    6: {1: (2.7, 22.8, 29.6), 8: (17.8, 43.0, 123), 64: (75.6, 243, 445), 256: (101, 374, 581)},
-    18: {1: (2.3, 18.3, 27.9), 8: (16.3, 14.9, 118), 64: (63.0, 145, 294), 256: (68.8, 166, 283)},
-}
 SIMULATIONS = 50
 
 
@@ -55,25 +52,25 @@ def make(algorithm: type, hyperparameters: type, actions: int, device: str, **si
     return made
 
 
+def observations(algorithm, batch: int) -> np.ndarray:
+    rng, space = np.random.default_rng(1), algorithm.spaces.observation
+    if space.dtype == np.uint8:
+        return rng.integers(0, 255, (batch, *space.shape)).astype(np.uint8)
+    return rng.standard_normal((batch, *space.shape)).astype(np.float32)
+
+
 def our_search(algorithm, batch: int, device: str, *, fused: bool = True) -> Callable[[], object]:
     """A search of `batch` roots whose states are known, as the others do it."""
     from rl_training.ops import search as ops
 
-    rng, space = np.random.default_rng(1), algorithm.spaces.observation
-    obs = (
-        rng.integers(0, 255, (batch, *space.shape)).astype(np.uint8)
-        if space.dtype == np.uint8
-        else rng.standard_normal((batch, *space.shape)).astype(np.float32)
-    )
-    planner = algorithm.planner
-    root = planner.look(obs, num_simulations=SIMULATIONS, rng=rng)
+    rng, planner = np.random.default_rng(1), algorithm.planner
+    root = planner.look(observations(algorithm, batch), num_simulations=SIMULATIONS, rng=rng)
     gumbel = rng.gumbel(size=root.logits.shape).astype(np.float32)
     is_gumbel = isinstance(algorithm, GumbelMuZero)
     rules, knobs = (ops.GUMBEL, ops.Knobs(c_scale=0.1)) if is_gumbel else (ops.MUZERO, ops.Knobs())
-    fusable = planner.fusable
 
     def run() -> object:
-        planner.fusable = fusable and fused
+        planner.fusable = device == "cpu" and fused
         return planner.search(
             rules, root, discount=0.997, num_simulations=SIMULATIONS, knobs=knobs, rng=rng, gumbel=gumbel
         )
@@ -86,10 +83,19 @@ def mctx_search(algorithm, batch: int, *, gumbel: bool) -> Callable[[], object]:
     import jax.numpy as jnp
     import mctx
 
-    from rl_training.models.fused import perceptrons
+    actions, size, model = algorithm.planner.num_actions, 64, algorithm.model
+    linear = {
+        name: (jnp.asarray(part.weight.detach().numpy().T), jnp.asarray(part.bias.detach().numpy()))
+        for name, part in model.named_modules()
+        if isinstance(part, torch.nn.Linear)
+    }
 
-    actions, size = algorithm.planner.num_actions, 64
-    net = jax.tree_util.tree_map(jnp.asarray, perceptrons(algorithm.model)._replace(tanh=0, board=0))
+    def joined(*names):
+        return tuple(jnp.concatenate([linear[name][i] for name in names], 1 - i) for i in range(2))
+
+    (prediction, prediction_bias), (dynamics, dynamics_bias) = linear["prediction_trunk.0"], linear["dynamics_trunk.0"]
+    (heads, heads_bias), (outcome, outcome_bias) = joined("policy", "value"), joined("next_state", "reward")
+    of_action, of_state = dynamics[size:] + dynamics_bias, dynamics[:size]
 
     def decode(logits):
         atoms = jnp.arange(logits.shape[-1]) - logits.shape[-1] // 2
@@ -98,24 +104,27 @@ def mctx_search(algorithm, batch: int, *, gumbel: bool) -> Callable[[], object]:
         return jnp.sign(y) * (root**2 - 1)
 
     def predict(state):
-        out = jax.nn.relu(state @ net.prediction[0] + net.prediction_bias[0]) @ net.heads + net.heads_bias
+        out = jax.nn.relu(state @ prediction + prediction_bias) @ heads + heads_bias
         return out[:, :actions], decode(out[:, actions:])
 
     def step(params, key, action, state):
-        out = jax.nn.relu(state @ net.dynamics[0] + net.of_action[action]) @ net.outcome + net.outcome_bias
+        out = jax.nn.relu(state @ of_state + of_action[action]) @ outcome + outcome_bias
         state, low, high = out[:, :size], out[:, :size].min(1, keepdims=True), out[:, :size].max(1, keepdims=True)
         state = (state - low) / (high - low + 1e-5)
         logits, value = predict(state)
         discount = jnp.full(len(state), 0.997)
-        return mctx.RecurrentFnOutput(decode(out[:, size:]), discount, logits, value), state
+        return mctx.RecurrentFnOutput(
+            reward=decode(out[:, size:]), discount=discount, prior_logits=logits, value=value
+        ), state
 
-    states = jnp.asarray(np.random.default_rng(1).random((batch, size), np.float32))
+    with torch.no_grad():
+        states = jnp.asarray(model.represent(torch.from_numpy(observations(algorithm, batch))).numpy())
     policy = mctx.gumbel_muzero_policy if gumbel else mctx.muzero_policy
 
     @jax.jit
     def search(key, states):
         logits, value = predict(states)
-        root = mctx.RootFnOutput(logits, value, states)
+        root = mctx.RootFnOutput(prior_logits=logits, value=value, embedding=states)
         return policy(None, key, root, step, num_simulations=SIMULATIONS).action_weights
 
     key = jax.random.PRNGKey(0)
@@ -142,13 +151,8 @@ def compare(programs: dict[str, Callable[[], object]], batch: int, timer, repeat
 
 
 def on_cpu(args: argparse.Namespace) -> None:
-    try:
-        import mctx  # noqa: F401
-
-        with_mctx = True
-    except ImportError:
-        with_mctx = False
-        print("mctx is not installed: its columns are left out")
+    with_mctx = find_spec("mctx") is not None
+    print("" if with_mctx else "mctx is not installed: its columns are left out\n", end="")
     torch.set_num_threads(1)
     for actions in args.actions:
         puct = make(MuZero, MuZeroHyperparameters, actions, "cpu")
@@ -162,26 +166,21 @@ def on_cpu(args: argparse.Namespace) -> None:
             if with_mctx:
                 programs["mctx puct"] = mctx_search(puct, batch, gumbel=False)
                 programs["mctx gumbel"] = mctx_search(puct, batch, gumbel=True)
+            if args.lightzero:
+                obs = observations(puct, batch)
+                programs["lightzero"] = lightzero_search(args.lightzero, puct, obs, SIMULATIONS)
             speed = compare(programs, batch, time.process_time, args.repeats, args.least)
-            cells = [f"{name} {median(x):,.0f} ({min(x):,.0f} to {max(x):,.0f})" for name, x in speed.items()]
+            cells = [f"{name} {median(x):,.3g} ({min(x):,.3g} to {max(x):,.3g})" for name, x in speed.items()]
             print(f"A={actions} B={batch}: {'; '.join(cells)}", flush=True)
-            if with_mctx:
-                print(f"    {ratios(actions, batch, {name: median(x) for name, x in speed.items()})}", flush=True)
+            print(f"    {ratios(speed)}", flush=True)
 
 
-def ratios(actions: int, batch: int, speed: dict[str, float]) -> str:
-    """Beside mctx as measured, and beside LightZero as mctx's two speeds, here and there, say it would be."""
-    words = [
-        f"puct / mctx {speed['fused puct'] / speed['mctx puct']:.2f}",
-        f"gumbel / mctx {speed['fused gumbel'] / speed['mctx gumbel']:.2f}",
-    ]
-    known = LIGHTZERO.get(actions, {}).get(batch)
-    if known:
-        theirs, mctx_puct, mctx_gumbel = known
-        scale = ((speed["mctx puct"] / mctx_puct) * (speed["mctx gumbel"] / mctx_gumbel)) ** 0.5
-        for name in ("fused puct", "fused gumbel", "torch puct"):
-            words.append(f"{name} / LightZero {speed[name] / (theirs * scale):.1f}")
-    return ", ".join(words)
+def ratios(speed: dict[str, list[float]]) -> str:
+    """Medians of what each repeat says: programs take turns, so that a busy machine slows both."""
+    pairs = [("fused puct", "mctx puct"), ("fused gumbel", "mctx gumbel")]
+    pairs += [(name, "lightzero") for name in ("fused puct", "fused gumbel", "torch puct")]
+    each = [(a, b, [x / y for x, y in zip(speed[a], speed[b], strict=True)]) for a, b in pairs if b in speed]
+    return ", ".join(f"{a} / {b} {median(r):.2f} ({min(r):.2f} to {max(r):.2f})" for a, b, r in each)
 
 
 def on_gpu(args: argparse.Namespace) -> None:
@@ -197,6 +196,7 @@ def on_gpu(args: argparse.Namespace) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--lightzero", type=Path, help="a checkout of LightZero with its trees built in place")
     parser.add_argument("--actions", type=int, nargs="+", default=[2, 6, 18])
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 8, 64, 256])
     parser.add_argument("--repeats", type=int, default=5)

@@ -23,6 +23,8 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # of replay, of str
     "uniform": ({}, {"make": vector}),
     "dict": ({}, {"make": parts, "continuous": True}),
     "frames": ({"frame_stack": 4}, {"make": frame, "frame_stack": 4}),
+    "on a device": ({"device": torch.device("cpu")}, {"make": vector}),
+    "frames on a device": ({"frame_stack": 4, "device": torch.device("cpu")}, {"make": frame, "frame_stack": 4}),
     "prioritized": ({"prioritized": True}, {"make": vector}),
     "prioritized frames": ({"prioritized": True, "frame_stack": 2}, {"make": frame, "frame_stack": 2}),
 }

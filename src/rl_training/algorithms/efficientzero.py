@@ -68,12 +68,12 @@ class EfficientZero(MuZero):
         followed = np.where(batch["policy_mask"][:, 1:] > 0, place[:, 1:], place[:, :1])
         return batch | {"next_obs": replay.observations(followed.reshape(-1))}
 
-    def losses(self, batch: Batch) -> tuple[dict[str, Tensor], Tensor]:
+    def update(self, batch: Batch) -> tuple[dict[str, Tensor], Tensor]:
         if self.hp.augment:
             batch = batch | {
                 key: augmented(batch[key], self.spaces.observation, self.rng) for key in ("obs", "next_obs")
             }
-        return super().losses(batch)
+        return super().update(batch)
 
     def coefficients(self) -> dict[str, float]:
         return super().coefficients() | {"consistency": self.hp.consistency_coef}
@@ -84,7 +84,7 @@ class EfficientZero(MuZero):
         with torch.no_grad():
             came = self.model.represent(batch["next_obs"])
         distance = self.model.consistency_loss(imagined.flatten(0, 1), came).view(imagined.shape[:2])
-        weight = self.step_weights(len(states))[1:].to(self.device)
+        weight = self.step_weights(len(states))[1:]
         return {"consistency": (weight * batch["policy_mask"][:, 1:] * distance).sum(1)}
 
     def damped(self, state: Tensor) -> Tensor:

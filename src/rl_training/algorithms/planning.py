@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rl_training.algorithms.base import scalar, setting
+from rl_training.algorithms.graphed import GraphedGradient
 from rl_training.algorithms.optim import Adam, FlatParameters, backward, clipped_step
 from rl_training.algorithms.planner import Plan, Planner
 from rl_training.algorithms.replay_based import CAPACITY, ReplayAlgorithm, ReplayHyperparameters
@@ -96,6 +97,7 @@ class PlanningAlgorithm(ReplayAlgorithm):
         self.optimizer = Adam(FlatParameters(self.model.parameters()), eps=1e-8)
         self.planner = Planner(self.model, spaces, num_candidates=hp.num_sampled_actions)
         self.target_planner = Planner(self.target_model, spaces, num_candidates=hp.num_sampled_actions)
+        self.graphed = GraphedGradient(self.gradient) if self.device.type == "cuda" else None
 
     @classmethod
     def build(cls, spaces: Spaces, hp: Any, *, rng: np.random.Generator, device: torch.device) -> Self:
@@ -180,7 +182,7 @@ class PlanningAlgorithm(ReplayAlgorithm):
         return report
 
     def to_tensors(self, batch: dict[str, Any]) -> Batch:
-        return {key: to_device(tree_map(torch.from_numpy, value), self.device) for key, value in batch.items()}
+        return {key: to_device(tree_map(torch.as_tensor, value), self.device) for key, value in batch.items()}
 
     def targets(self, replay: Replay, index: Array) -> dict[str, Any]:
         """What to learn from K + 1 steps of each sequence; beyond the end of an episode, nothing but rewards of 0.
@@ -259,18 +261,28 @@ class PlanningAlgorithm(ReplayAlgorithm):
     def update(self, batch: Batch) -> tuple[dict[str, Tensor], Tensor]:
         """One gradient step; returns what to report, and V - target of the first steps [B]."""
         hp = self.hp
+        if self.graphed is None:
+            report = self.gradient(batch)
+        else:
+            constants = (hp.unroll_coef, hp.hidden_gradient_scale, *self.coefficients().values())
+            report = self.graphed(batch, constants)
+        # Apart from the gradient: inside it Adam would divide the decay by what the gradients usually are, and weights
+        # with small ones, such as what an action adds to a state, would be held at zero.
+        self.optimizer.parameters.vector.mul_(1 - hp.learning_rate * hp.weight_decay)
+        norm = clipped_step(self.optimizer, lr=hp.learning_rate, max_grad_norm=hp.max_grad_norm)
+        error = report.pop("error")
+        return report | {"grad_norm": norm, "value": batch["value"][:, 0].mean()}, error
+
+    def gradient(self, batch: Batch) -> dict[str, Tensor]:
+        """Give the optimizer the loss's gradient; returns what to report, and as `error` V - target [B]."""
         self.model.train()
         losses, error = self.losses(batch)
         self.model.eval()
         total = sum(self.coefficients()[name] * value for name, value in losses.items())
         loss = (batch["weight"] * total).mean()
         backward(self.optimizer, loss)
-        # Apart from the gradient: inside it Adam would divide the decay by what the gradients usually are, and weights
-        # with small ones, such as what an action adds to a state, would be held at zero.
-        self.optimizer.parameters.vector.mul_(1 - hp.learning_rate * hp.weight_decay)
-        norm = clipped_step(self.optimizer, lr=hp.learning_rate, max_grad_norm=hp.max_grad_norm)
-        report = {f"{name}_loss": value.detach().mean() for name, value in losses.items()}
-        return {"loss": loss.detach(), **report, "grad_norm": norm, "value": batch["value"][:, 0].mean()}, error
+        each = {f"{name}_loss": value.detach().mean() for name, value in losses.items()}
+        return {"loss": loss.detach(), **each, "error": error}
 
     def coefficients(self) -> dict[str, float]:
         return {"policy": self.hp.policy_coef, "value": self.hp.value_coef, "reward": self.hp.reward_coef}
@@ -283,7 +295,7 @@ class PlanningAlgorithm(ReplayAlgorithm):
         policy, value = (
             x.view(len(states), -1, x.shape[1]).transpose(0, 1) for x in (policy, value)
         )  # [B, K + 1, ...]
-        weight = self.step_weights(len(states)).to(self.device)
+        weight = self.step_weights(len(states))
         value_loss = model.value_support.loss(value, batch["value"])
         reward_loss = model.reward_support.loss(torch.stack(rewards, 1), self.reward_target(batch))
         losses = {
@@ -318,8 +330,8 @@ class PlanningAlgorithm(ReplayAlgorithm):
 
     def step_weights(self, count: int) -> Tensor:
         """[K + 1] The first step weighs 1, the K unrolled ones unroll_coef / K each."""
-        weight = torch.full((count,), self.hp.unroll_coef / (count - 1))
-        weight[0] = 1.0
+        weight = torch.full((count,), self.hp.unroll_coef / (count - 1), device=self.device)
+        weight[:1].fill_(1.0)  # weight[0] = 1 would copy from the host, which no graph can
         return weight
 
     def policy_loss(self, policy: Tensor, batch: Batch) -> Tensor:

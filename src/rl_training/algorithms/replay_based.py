@@ -60,7 +60,16 @@ class ReplayAlgorithm(Tunable, ABC):
                 f"buffer_capacity: {capacity:,} steps take {needed / 1e9:,.1f} GB, and there are {there / 1e9:,.1f} GB "
                 "of memory: lower it"
             )
-        return Replay(capacity, num_envs, frame_stack=stack, prioritized=self.prioritized)
+        return Replay(
+            capacity, num_envs, frame_stack=stack, prioritized=self.prioritized, device=self.replay_device(needed)
+        )
+
+    def replay_device(self, needed: int) -> torch.device | None:
+        """The GPU, where one learns and a quarter of its free memory is enough to keep all observations there too."""
+        if self.device.type != "cuda" or not isinstance(self.spaces.observation, gym.spaces.Box):
+            return None
+        free, _ = torch.cuda.mem_get_info(self.device)
+        return self.device if 4 * needed <= free else None
 
     def warm_up(self, obs: Observation, memory: Any, *, explore: bool, rng: np.random.Generator) -> Decision:
         """Before learning starts every action of the model's space is alike."""

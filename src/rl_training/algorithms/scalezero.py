@@ -291,7 +291,7 @@ class ScaleZero(ReplayAlgorithm):
         return report | {name: torch.tensor(float(x), device=self.device) for name, x in numbers.items()}
 
     def to_tensors(self, batch: dict[str, Any]) -> Batch:
-        return {key: to_device(tree_map(torch.from_numpy, value), self.device) for key, value in batch.items()}
+        return {key: to_device(tree_map(torch.as_tensor, value), self.device) for key, value in batch.items()}
 
     def update(self, batches: Mapping[int, Batch]) -> tuple[dict[str, Tensor], dict[int, Tensor]]:
         """One gradient step on all of these tasks; returns what to report, and V - target of the first steps [B]."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from rl_training.config import InputError
 from rl_training.data.batch import tree_map
@@ -47,13 +48,17 @@ class Replay:
         frame_stack: int = 1,
         prioritized: bool = False,
         scaling: Scaling | None = None,
+        device: torch.device | None = None,
     ) -> None:
-        self.num_envs, self.stack, self.scaling = num_envs, frame_stack, scaling
+        """device: where observations are kept as well, and drawn as tensors unless they are scaled. Of frames that lie
+        on a GPU already only indices need to travel."""
+        self.num_envs, self.stack, self.scaling, self.device = num_envs, frame_stack, scaling, device
         self.rows = -(-capacity // num_envs)
         self.gap = max(frame_stack, self.rows // GAP) + 2
         self.ring = self.rows + self.gap
         self.added = self.size = 0  # env steps ever seen, and transitions that can be drawn now
         self.obs: Any = None  # allocated with the first step
+        self.obs_there: Any = None  # the same on the device
         self.columns: dict[str, Array] = {}  # action, reward, terminated, truncated, extras
         self.cursor = np.zeros(num_envs, np.int64)  # [N] rows ever begun; the row that the next step is written to
         self.under_way = np.zeros(num_envs, bool)  # [N] whether that row has its observation already
@@ -121,11 +126,11 @@ class Replay:
         if self._held:
             self._wait(env)
         place = self._place(env)
-        if isinstance(obs, dict):
-            for key, value in obs.items():
-                self.obs[key][place] = value
-        else:
-            self.obs[place] = obs if self.stack == 1 else obs[:, frame]
+        if self.stack > 1:
+            obs = obs[:, frame]  # type: ignore[index]
+        write(self.obs, place, obs)
+        if self.device is not None:
+            write(self.obs_there, self._there(place), tree_map(self._there, obs))
         old = self._place(env, -self.rows - 1)
         was = self.valid[old]
         if was.any():
@@ -196,7 +201,7 @@ class Replay:
         }
         for name in self.columns.keys() - {"reward", "terminated", "truncated"}:
             batch[name] = self.columns[name][index]
-        return tree_map(torch.from_numpy, batch)  # type: ignore[no-any-return]
+        return tree_map(torch.as_tensor, batch)  # type: ignore[no-any-return]
 
     def _n_step(self, index: Array, gamma: float, n_step: int) -> tuple[Array, Array, Array]:
         """(discounted reward [B], the last step's place [B], number of steps [B])
@@ -244,17 +249,25 @@ class Replay:
         reward: Array = self.columns["reward"][index]
         return self.scaling.scale_reward(reward) if self.scaling else reward
 
-    def observations(self, index: Array) -> Observation:
-        """Those at places [B], with the frames that were stacked before them."""
+    def observations(self, index: Array) -> Any:
+        """Those at places [B], with the frames that were stacked before them: arrays, or tensors on the device."""
         if self.stack > 1:
             index = self._after(index[:, None], np.arange(1 - self.stack, 1))
+        if self.device is not None and not self.scaling:
+            there = self._there(index)
+            return tree_map(lambda x: x[there], self.obs_there)
         obs: Observation = tree_map(lambda x: x[index], self.obs)
         return self.scaling.observation(obs) if self.scaling else obs
+
+    def _there(self, array: Array) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array)).to(self.device, copy=True)
 
     def _allocate(self, step: Step) -> None:
         obs = tree_map(lambda x: x[:, -1], step["obs"]) if self.stack > 1 else step["obs"]
         stored = {key: value for key, value in step.items() if key not in NOT_STORED}
         self.obs = tree_map(self._empty, obs)
+        if self.device is not None:
+            self.obs_there = tree_map(self._there, self.obs)
         self.columns = {key: self._empty(value) for key, value in stored.items()}
 
     def _empty(self, like: Array) -> Array:
@@ -332,6 +345,8 @@ class Replay:
             return
         seen, stepped = self._slices(self.cursor + self.under_way), self._slices(self.cursor)
         self.obs = tree_map(lambda parts: self._filled(parts, seen), state["obs"])
+        if self.device is not None:
+            self.obs_there = tree_map(self._there, self.obs)
         self.columns = {key: self._filled(parts, stepped) for key, parts in state["columns"].items()}
         self.valid = self._filled(state["valid"], stepped)
         self.size = int(self.valid.sum())
@@ -343,6 +358,14 @@ class Replay:
         for part, rows in zip(slices, parts, strict=True):
             array[part] = rows
         return array
+
+
+def write(tree: Any, place: Any, rows: Any) -> None:
+    if isinstance(tree, dict):
+        for key, branch in tree.items():
+            write(branch, place, rows[key])
+    else:
+        tree[place] = rows
 
 
 def _priorities(places: int) -> Priorities:

@@ -71,9 +71,10 @@ class EfficientZeroModel(MuZeroModel):
         prefix = self.reward_support.to_scalar(logits.detach()).unsqueeze(1)
         return torch.cat([self.next_latent(features), hidden, cell, prefix, steps + 1], 1), logits
 
-    def reward_between(self, state: Tensor, next_state: Tensor, logits: Tensor) -> Tensor:
-        """The difference of the prefixes; the prefix itself where the LSTM began anew."""
-        return (next_state[:, PREFIX] - state[:, PREFIX] * self.goes_on(state)).squeeze(1)
+    def scalars(self, state: Tensor, next_state: Tensor, reward: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """A reward is the difference of the prefixes; the prefix itself where the LSTM began anew."""
+        difference = next_state[:, PREFIX] - state[:, PREFIX] * self.goes_on(state)
+        return difference.squeeze(1), self.value_support.to_scalar(value)
 
     def goes_on(self, state: Tensor) -> Tensor:
         """[B, 1] whether the LSTM keeps its memory in the next transition."""

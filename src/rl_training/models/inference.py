@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -9,8 +10,8 @@ import torch
 from torch import Tensor
 
 from rl_training.models.acting import to_tensors
-from rl_training.models.muzero import PlanningModel
-from rl_training.types import Array, Observation
+from rl_training.models.muzero import Inference, PlanningModel
+from rl_training.types import Array, Observation, TensorTree
 
 
 class TorchInference:
@@ -21,39 +22,61 @@ class TorchInference:
         self.device = next(model.parameters()).device
         self.states = torch.empty(0, model.state_size, device=self.device)  # [nodes * B, S]
         self.batch = 0
+        self.decodes = self.device.type == "cpu" and model.has_plain_scalars
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def initial(self, obs: Observation, num_simulations: int) -> Array:
         """[B, P + 2] policy, value and reward (0) of the roots."""
-        said = self.model.initial(to_tensors(obs, self.device))
+        said = self.first_word(to_tensors(obs, self.device))
         self.batch = len(said.state)
         if len(self.states) < self.batch * (num_simulations + 1):
             self.states = said.state.new_empty(self.batch * (num_simulations + 1), self.model.state_size)
         self.states[: self.batch] = said.state
         return packed(said).cpu().numpy()
 
+    def first_word(self, obs: TensorTree) -> Inference:
+        return self.model.initial(obs)
+
     @property
     def roots(self) -> Tensor:
         """[B, S]"""
         return self.states[: self.batch]
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def recurrent(self, node: int, parent: Array, action: Array) -> Array:
         """[B, P + 2] policy, value and reward of nodes number `node`, reached from nodes parent [B] by action [B, ...].
 
         Actions are those of the model: numbers of discrete ones, or continuous ones themselves.
         """
         rows = torch.from_numpy(parent * self.batch + np.arange(self.batch)).to(self.device)
-        said = self.model.recurrent(self.states[rows], torch.from_numpy(action).to(self.device))
-        self.states[node * self.batch : (node + 1) * self.batch] = said.state
-        return packed(said).cpu().numpy()
+        state, actions = self.states.index_select(0, rows), torch.from_numpy(action).to(self.device)
+        if self.decodes:
+            next_state, word = self.decoded(state, actions)
+        else:
+            said = self.model.recurrent(state, actions)
+            next_state, word = said.state, packed(said).cpu().numpy()
+        self.states[node * self.batch : (node + 1) * self.batch] = next_state
+        return word
+
+    def decoded(self, state: Tensor, action: Tensor) -> tuple[Tensor, Array]:
+        """What `model.recurrent` says. Logits become numbers in one compiled loop: a dozen small operations would take
+        as long as a small network itself."""
+        from rl_training.ops.tree import decode  # numba takes longer to import than all the rest
+
+        model = self.model
+        next_state, reward = model.transition(state, action)
+        policy, value = model.predict(next_state)
+        logits = torch.cat([policy, value, reward], 1).numpy()
+        word = np.empty((self.batch, model.policy_size + 2), np.float32)
+        decode(logits, value.shape[1], word)
+        return next_state, word
 
 
 class GraphInference(TorchInference):
-    """The same on a CUDA device, with `recurrent` captured as a graph: one launch instead of one per kernel.
+    """The same on a CUDA device, with both captured as graphs: one launch instead of one per kernel.
 
-    The graph reads its inputs from and writes its outputs to pinned memory of the host. Optimizers and
-    `load_state_dict` write weights in place, so it stays valid; a batch of another size has a graph of its own.
+    That of `recurrent` reads its inputs from and writes its outputs to pinned memory of the host. Optimizers and
+    `load_state_dict` write weights in place, so graphs stay valid; a batch of another size has graphs of its own.
     """
 
     WARM_UP = 3  # runs before the capture, in which libraries choose their kernels
@@ -62,6 +85,7 @@ class GraphInference(TorchInference):
     def __init__(self, model: PlanningModel) -> None:
         super().__init__(model)
         self.graphs: dict[tuple[int, tuple[int, ...]], Graph] = {}
+        self.first_graphs: dict[tuple[int, ...], FirstGraph] = {}
         self.arenas: dict[int, Tensor] = {}
 
     def initial(self, obs: Observation, num_simulations: int) -> Array:
@@ -75,17 +99,54 @@ class GraphInference(TorchInference):
                 self.forget(next(iter(self.arenas)))
         return word
 
+    def first_word(self, obs: TensorTree) -> Inference:
+        if isinstance(obs, dict):
+            return super().first_word(obs)
+        graph = self.first_graphs.get(obs.shape)
+        if graph is None:
+            graph = self.first_graphs[obs.shape] = FirstGraph(self.model, obs)
+            if len(self.first_graphs) > self.MOST:
+                del self.first_graphs[next(iter(self.first_graphs))]
+        return graph(obs)
+
     def forget(self, batch: int) -> None:
         self.arenas.pop(batch, None)
         self.graphs = {key: graph for key, graph in self.graphs.items() if key[0] != batch}
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def recurrent(self, node: int, parent: Array, action: Array) -> Array:
         key = (self.batch, action.shape[1:])
         graph = self.graphs.get(key)
         if graph is None:
             graph = self.graphs[key] = Graph(self.model, self.states, self.batch, action)
         return graph(node, parent, action)
+
+
+class FirstGraph:
+    """`initial` for as many observations as these, captured. What it says is valid until the next call."""
+
+    def __init__(self, model: PlanningModel, obs: Tensor) -> None:
+        self.obs = obs.clone()
+        warmed_up(lambda: model.initial(self.obs), obs.device)
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            self.said = model.initial(self.obs)
+
+    def __call__(self, obs: Tensor) -> Inference:
+        self.obs.copy_(obs)
+        self.graph.replay()
+        return self.said
+
+
+def warmed_up(function: Callable[[], Any], device: torch.device) -> Any:
+    """What a function returns that is to be captured, after some runs on a stream of its own."""
+    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    stream.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(stream):
+        for _ in range(GraphInference.WARM_UP):
+            said = function()
+    torch.cuda.current_stream(device).wait_stream(stream)
+    return said
 
 
 class Graph:
@@ -98,7 +159,6 @@ class Graph:
         self.rows[1] = batch + torch.arange(batch)
         self.action = torch.from_numpy(action.copy()).pin_memory()
         rows, actions = self.rows.to(device), self.action.to(device)
-        word: Any = None
 
         def step() -> Tensor:
             rows.copy_(self.rows, non_blocking=True)
@@ -107,13 +167,7 @@ class Graph:
             states.index_copy_(0, rows[1], said.state)
             return packed(said)
 
-        stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(stream):
-            for _ in range(GraphInference.WARM_UP):
-                word = step()
-        torch.cuda.current_stream(device).wait_stream(stream)
-        self.word = torch.empty(word.shape).pin_memory()
+        self.word = torch.empty(warmed_up(step, device).shape).pin_memory()
         self.stream = torch.cuda.current_stream(device)  # asking for it takes as long as a kernel
         self.graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.graph):

@@ -61,9 +61,12 @@ class PlanningModel(nn.Module):
         """States [B, S], actions [B] or [B, D], to (next states [B, S], reward logits [B, reward_support.size])."""
         raise NotImplementedError
 
-    def reward_between(self, state: Tensor, next_state: Tensor, logits: Tensor) -> Tensor:
-        """The rewards [B] of transitions, from what `transition` was given and what it gave."""
-        return self.reward_support.to_scalar(logits)
+    def scalars(self, state: Tensor, next_state: Tensor, reward: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """(rewards [B] of transitions, values [B] of where they led), from their logits."""
+        if self.reward_support.size != self.value_support.size:
+            return self.reward_support.to_scalar(reward), self.value_support.to_scalar(value)
+        both = self.value_support.to_scalar(torch.stack([reward, value]))  # the same support: half the operations
+        return both[0], both[1]
 
     def initial(self, obs: TensorTree) -> Inference:
         state = self.represent(obs)
@@ -71,10 +74,15 @@ class PlanningModel(nn.Module):
         return Inference(state, state.new_zeros(len(state)), self.value_support.to_scalar(value), policy)
 
     def recurrent(self, state: Tensor, action: Tensor) -> Inference:
-        next_state, logits = self.transition(state, action)
-        policy, value = self.predict(next_state)
-        reward = self.reward_between(state, next_state, logits)
-        return Inference(next_state, reward, self.value_support.to_scalar(value), policy)
+        next_state, reward_logits = self.transition(state, action)
+        policy, value_logits = self.predict(next_state)
+        reward, value = self.scalars(state, next_state, reward_logits, value_logits)
+        return Inference(next_state, reward, value, policy)
+
+    @property
+    def has_plain_scalars(self) -> bool:
+        """Whether rewards and values are what their logits say, and nothing else."""
+        return type(self).scalars is PlanningModel.scalars
 
 
 class MuZeroModel(PlanningModel):
@@ -240,8 +248,7 @@ def zero_linear(fan_in: int, fan_out: int) -> nn.Linear:
 def min_max_scaled(latent: Tensor) -> Tensor:
     """Each row [L] of [B, L] stretched to [0, 1]."""
     low, high = latent.amin(1, keepdim=True), latent.amax(1, keepdim=True)
-    size = high - low
-    return (latent - low) / torch.where(size < SMALLEST_RANGE, size + SMALLEST_RANGE, size)
+    return (latent - low) / (high - low).clamp(min=SMALLEST_RANGE)
 
 
 def bounded_log_std(policy: Tensor) -> Tensor:

@@ -34,8 +34,8 @@ class Support:
         With u = sqrt(|x| + 1) - 1 there is |x| = u (u + 2) and |y| = epsilon u^2 + (1 + 2 epsilon) u; u is the positive
         root of that, in the form that subtracts nothing.
         """
-        linear = 1 + 2 * EPSILON
-        u = 2 * y / ((linear**2 + 4 * EPSILON * y.abs()).sqrt() + linear)
+        half = 0.5 + EPSILON
+        u = y / ((EPSILON * y.abs() + half**2).sqrt() + half)
         return u * (u.abs() + 2)
 
     def to_probs(self, x: Tensor) -> Tensor:
@@ -45,7 +45,7 @@ class Support:
 
     def to_scalar(self, logits: Tensor) -> Tensor:
         """[..., size] -> [...]: the number whose transform is the distribution's mean."""
-        return self.inverse((logits.softmax(-1) * self._atoms(logits)).sum(-1))
+        return self.inverse(logits.softmax(-1) @ self._atoms(logits))
 
     def loss(self, logits: Tensor, target: Tensor) -> Tensor:
         """The cross-entropy [...] of logits [..., size] against numbers [...]."""

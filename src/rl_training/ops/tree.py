@@ -1,8 +1,9 @@
 """The compiled half of the search: B trees of one size on flat arrays, and the rules by which they grow.
 
-All that is compiled stands in this one file, because numba's cache looks at no other when it decides whether it is
-stale. Every simulation adds one node to every tree, so that a node's number is the simulation's that made it, and the
-root's is 0. There is no terminal node: beyond the end of an episode the model says reward 0 and value 0.
+All that is compiled stands in this one file (but for instructions numba has no word for, in tile.py), because numba's
+cache looks at no other when it decides whether it is stale. Every simulation adds one node to every tree, so that a
+node's number is the simulation's that made it, and the root's is 0. There is no terminal node: beyond the end of an
+episode the model says reward 0 and value 0.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import numpy as np
 from numba import njit, types
 from numba.extending import intrinsic
 
+from rl_training.ops.tile import LANES, ROWS, VECTORS, many_rows, one_row
 from rl_training.types import Array
 
 ROOT = 0
@@ -303,51 +305,36 @@ def improved(tree, b, node, wanted, numbers, q, scratch):
 # The network, where it is a small perceptron: see Perceptrons for what its arrays are.
 
 
-@njit(fastmath=LOOSE, error_model="numpy")
+@njit(error_model="numpy")
 def linear(x, weight, out, rows):
-    """out [rows, :] += x @ weight, weight [in, out]. Four rows and four inputs at a time: what is loaded is used four
-    times over, and no thread is started."""
-    inputs, outputs = weight.shape
-    whole = inputs // 4 * 4
-    i = 0
-    while i + 4 <= rows:
-        o0, o1, o2, o3 = out[i], out[i + 1], out[i + 2], out[i + 3]
-        for k in range(0, whole, 4):
-            a0, a1, a2, a3 = x[i, k], x[i, k + 1], x[i, k + 2], x[i, k + 3]
-            b0, b1, b2, b3 = x[i + 1, k], x[i + 1, k + 1], x[i + 1, k + 2], x[i + 1, k + 3]
-            c0, c1, c2, c3 = x[i + 2, k], x[i + 2, k + 1], x[i + 2, k + 2], x[i + 2, k + 3]
-            d0, d1, d2, d3 = x[i + 3, k], x[i + 3, k + 1], x[i + 3, k + 2], x[i + 3, k + 3]
-            w0, w1, w2, w3 = weight[k], weight[k + 1], weight[k + 2], weight[k + 3]
-            for j in range(outputs):
-                o0[j] += a0 * w0[j] + a1 * w1[j] + a2 * w2[j] + a3 * w3[j]
-                o1[j] += b0 * w0[j] + b1 * w1[j] + b2 * w2[j] + b3 * w3[j]
-                o2[j] += c0 * w0[j] + c1 * w1[j] + c2 * w2[j] + c3 * w3[j]
-                o3[j] += d0 * w0[j] + d1 * w1[j] + d2 * w2[j] + d3 * w3[j]
-        i += 4
-    for row in range(i, rows):
-        o = out[row]
-        for k in range(0, whole, 4):
-            a0, a1, a2, a3 = x[row, k], x[row, k + 1], x[row, k + 2], x[row, k + 3]
-            w0, w1, w2, w3 = weight[k], weight[k + 1], weight[k + 2], weight[k + 3]
-            for j in range(outputs):
-                o[j] += a0 * w0[j] + a1 * w1[j] + a2 * w2[j] + a3 * w3[j]
-    for row in range(rows):
-        for k in range(whole, inputs):
-            for j in range(outputs):
-                out[row, j] += x[row, k] * weight[k, j]
+    """out [rows, :] += x @ weight, weight [blocks, in, LANES] of the outputs. No thread is started."""
+    inputs, outputs = weight.shape[1], weight.shape[0] * LANES
+    whole, many = inputs // 4 * 4, rows // ROWS * ROWS
+    for j in range(0, outputs, 16 * VECTORS):
+        block = weight[j // LANES]
+        for i in range(0, many, ROWS):
+            many_rows(x, block, out, i, j, inputs)
+        for i in range(many, rows):
+            one_row(x, block, out, i, j, whole)
+            for k in range(whole, inputs):
+                for lane in range(16 * VECTORS):
+                    out[i, j + lane] += x[i, k] * block[k, j % LANES + lane]
 
 
 class Perceptrons(NamedTuple):
-    """The weights of a small model: see models.muzero. Of its layers, weights are [in, out]."""
+    """The weights of a small model: see models.muzero. Of its layers, weights are [blocks, in, LANES].
+
+    Outputs are filled up to whole blocks, with weights of zero; only the last biases tell how many there are.
+    """
 
     of_action: Array  # [A, H] the first layer of the dynamics: its biases, and what an action adds to them
     dynamics: tuple[Array, ...]
     dynamics_bias: tuple[Array, ...]
-    outcome: Array  # [H, S + R] next state, reward logits
+    outcome: Array  # of H to S + R outputs: next state, reward logits
     outcome_bias: Array
     prediction: tuple[Array, ...]
     prediction_bias: tuple[Array, ...]
-    heads: Array  # [H, A + V] policy logits, value logits
+    heads: Array  # of H to A + V outputs: policy logits, value logits
     heads_bias: Array
     tanh: bool  # instead of ReLU
     board: bool  # value and reward are tanh of one output each, not a support
@@ -372,28 +359,31 @@ def _layers(x, rows, weights, biases, buffers, tanh):
         if layer > 0:
             _fill(out, biases[layer], rows)
         linear(x, weights[layer], out, rows)
-        _activate(out, rows, weights[layer].shape[1], tanh)
+        _activate(out, rows, weights[layer].shape[0] * LANES, tanh)
         x = out
     return x
+
+
+@inlined
+def _copy(x, out):
+    """Slices of arrays are assigned more slowly."""
+    for j in range(len(x)):
+        out[j] = x[j]
 
 
 @njit(error_model="numpy")
 def _fill(out, bias, rows):
     for i in range(rows):
-        for j in range(len(bias)):
-            out[i, j] = bias[j]
+        _copy(bias, out[i])
 
 
-@njit(fastmath=LOOSE, error_model="numpy")
+@njit(fastmath=LOOSE | {"nnan"}, error_model="numpy")
 def _scale_state(x, out):
     """out = x [S] stretched to [0, 1]."""
     low = high = x[0]
     for j in range(len(out)):
         low, high = min(low, x[j]), max(high, x[j])
-    spread = high - low
-    if spread < np.float32(1e-5):
-        spread += np.float32(1e-5)
-    scale = np.float32(1.0) / spread
+    scale = np.float32(1.0) / max(high - low, np.float32(1e-5))
     for j in range(len(out)):
         out[j] = (x[j] - low) * scale
 
@@ -423,6 +413,18 @@ def inverse(y):
     return np.float32(u * (abs(u) + 2.0))
 
 
+@compiled
+def decode(logits, atoms, word):
+    """word [B, P + 2] of logits [B, P + atoms + ...]: of a policy, a value with so many atoms, a reward."""
+    policy = word.shape[1] - 2
+    scratch = np.empty(logits.shape[1], np.float32)
+    for i in range(len(word)):
+        _copy(logits[i, :policy], word[i])
+        value, reward = logits[i, policy : policy + atoms], logits[i, policy + atoms :]
+        word[i, policy] = _decode(value, scratch, len(value) == 1)
+        word[i, policy + 1] = _decode(reward, scratch, len(reward) == 1)
+
+
 @njit(error_model="numpy")
 def evaluate(tree, net, states, node, begin, end, state, buffers, scratch, word):
     """The network's word on node number `node` of the trees [begin, end); its states go where they belong."""
@@ -430,22 +432,21 @@ def evaluate(tree, net, states, node, begin, end, state, buffers, scratch, word)
     out = buffers[2]
     for i in range(rows):
         b = begin + i
-        state[i] = states[tree.leaf[0, b], b]
-        row = net.of_action[tree.leaf[1, b]]
-        buffers[0, i, : len(row)] = row
+        _copy(states[tree.leaf[0, b], b], state[i])
+        _copy(net.of_action[tree.leaf[1, b]], buffers[0, i])
     hidden = _layers(state, rows, net.dynamics, net.dynamics_bias, buffers, net.tanh)
     _fill(out, net.outcome_bias, rows)
     linear(hidden, net.outcome, out, rows)
     for i in range(rows):
         _scale_state(out[i], state[i])
-        states[node, begin + i] = state[i]
+        _copy(state[i], states[node, begin + i])
         word[i, actions + 1] = _decode(out[i, size : len(net.outcome_bias)], scratch, net.board)
     _fill(buffers[0], net.prediction_bias[0], rows)
     hidden = _layers(state, rows, net.prediction, net.prediction_bias, buffers, net.tanh)
     _fill(out, net.heads_bias, rows)
     linear(hidden, net.heads, out, rows)
     for i in range(rows):
-        word[i, :actions] = out[i, :actions]
+        _copy(out[i, :actions], word[i])
         word[i, actions] = _decode(out[i, actions : len(net.heads_bias)], scratch, net.board)
 
 
@@ -524,7 +525,7 @@ def compose(root: Any, interior: Any, q_transform: Any, label: str) -> Variant:
 
 @njit(error_model="numpy")
 def widest_layer(net):
-    widest = max(len(net.outcome_bias), len(net.heads_bias))
+    widest = max(len(net.outcome), len(net.heads)) * LANES
     for bias in net.dynamics_bias:
         widest = max(widest, len(bias))
     for bias in net.prediction_bias:

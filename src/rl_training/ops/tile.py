@@ -1,0 +1,76 @@
+"""A tile of a matrix product in vector registers: instructions that numba has no word for.
+
+Numba's cache does not see a change here: delete what it keeps beside tree.py (in __pycache__, or NUMBA_CACHE_DIR).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from llvmlite.binding import get_host_cpu_features
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+LANES = 32  # outputs of a layer are in blocks of so many
+
+
+def make_tile(rows: int, vectors: int, ways: int) -> Any:
+    """tile(x, weight, out, i, j, inputs): out [i : i + rows, j : j + 16 vectors] += x [i : i + rows, :inputs] @ weight
+    [:inputs, j % LANES : j % LANES + 16 vectors].
+
+    All of it stays in registers until the end, which no loop over arrays is compiled to; that takes twice as long.
+    ways: sums of every ways-th input run side by side, so that none waits for the one before; inputs is a multiple.
+    """
+
+    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        arrays = zip(signature.args[:3], args[:3], strict=True)
+        x, weight, out = (context.make_array(kind)(context, builder, value) for kind, value in arrays)
+        i, j, inputs = args[3:]
+        floats, loose = ir.VectorType(ir.FloatType(), 16), ("contract",)
+
+        def plus(base: Any, offset: int) -> Any:
+            return builder.add(base, ir.Constant(inputs.type, offset))
+
+        def at(array: Any, row: Any, column: Any, kind: Any) -> Any:
+            stride = cgutils.unpack_tuple(builder, array.strides, 2)[0]  # type: ignore[no-untyped-call]
+            begin = builder.bitcast(array.data, ir.IntType(8).as_pointer())
+            begin = builder.bitcast(builder.gep(begin, [builder.mul(row, stride)]), ir.FloatType().as_pointer())
+            return builder.bitcast(builder.gep(begin, [column]), kind.as_pointer())
+
+        def spread(scalar: Any) -> Any:
+            first = builder.insert_element(ir.Constant(floats, ir.Undefined), scalar, ir.IntType(32)(0))
+            return builder.shuffle_vector(first, first, ir.Constant(ir.VectorType(ir.IntType(32), 16), [0] * 16))
+
+        cells = [(plus(i, row), plus(j, 16 * vector)) for row in range(rows) for vector in range(vectors)]
+        columns = [plus(builder.urem(j, j.type(LANES)), 16 * vector) for vector in range(vectors)]
+        zero = ir.Constant(floats, [0.0] * 16)
+        sums = [[cgutils.alloca_once_value(builder, zero) for _ in cells] for _ in range(ways)]  # type: ignore[no-untyped-call]
+        loop = cgutils.for_range_slice(builder, inputs.type(0), inputs, inputs.type(ways), inc=True)
+        with loop as (begin, _):
+            for way, totals in enumerate(sums):
+                k = plus(begin, way)
+                weights = [builder.load(at(weight, k, column, floats), align=4) for column in columns]
+                for number, ((row, _), total) in enumerate(zip(cells, totals, strict=True)):
+                    if number % vectors == 0:
+                        one = spread(builder.load(at(x, row, k, ir.FloatType())))
+                    product = builder.fmul(one, weights[number % vectors], flags=loose)
+                    builder.store(builder.fadd(builder.load(total), product, flags=loose), total)
+        for number, (row, column) in enumerate(cells):
+            there = at(out, row, column, floats)
+            result = builder.load(there, align=4)
+            for totals in sums:
+                result = builder.fadd(result, builder.load(totals[number]))
+            builder.store(result, there, align=4)
+        return context.get_dummy_value()
+
+    def tile(context: Any, x: Any, weight: Any, out: Any, i: Any, j: Any, inputs: Any) -> Any:
+        return types.void(x, weight, out, types.intp, types.intp, types.intp), build
+
+    return intrinsic(tile)
+
+
+# As many sums at once as there are registers: 32 of 16 floats, or half as many of 8 or fewer.
+ROWS, VECTORS = (8, 2) if get_host_cpu_features().get("avx512f") else (4, 1)
+many_rows, one_row = make_tile(ROWS, VECTORS, 1), make_tile(1, VECTORS, 4)

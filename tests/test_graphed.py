@@ -1,0 +1,86 @@
+"""A gradient from a captured graph is that of the same function run kernel by kernel; on a GPU only."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+
+from rl_training.algorithms.efficientzero import EfficientZero, EfficientZeroHyperparameters
+from rl_training.algorithms.graphed import GraphedGradient
+from rl_training.algorithms.muzero import MuZero, MuZeroHyperparameters
+from rl_training.models.inference import TorchInference
+from rl_training.types import Spaces
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+SPACES = Spaces(gym.spaces.Box(0, 255, (4, 48, 48), np.uint8), gym.spaces.Discrete(3))
+KINDS: dict[str, Any] = {
+    "muzero": (MuZero, MuZeroHyperparameters),
+    "efficientzero": (EfficientZero, EfficientZeroHyperparameters),
+}
+B, K = 8, 5
+
+
+def make(kind: str, **numbers: Any) -> Any:
+    algorithm, hyperparameters = KINDS[kind]
+    torch.manual_seed(0)
+    hp = hyperparameters(channels=8, batch_size=B, unroll_steps=K, **numbers)
+    return algorithm.build(SPACES, hp, rng=np.random.default_rng(0), device=torch.device("cuda"))
+
+
+def batch(number: int) -> dict[str, torch.Tensor]:
+    g = torch.Generator().manual_seed(number)
+    images = torch.randint(0, 256, (B * (K + 1), 4, 48, 48), dtype=torch.uint8, generator=g)
+    ones = torch.ones(B, K + 1)
+    made = {
+        "obs": images[:B], "next_obs": images[B:], "action": torch.randint(0, 3, (B, K), generator=g),
+        "reward": torch.randn(B, K, generator=g), "value": torch.randn(B, K + 1, generator=g),
+        "policy": torch.softmax(torch.randn(B, K + 1, 3, generator=g), -1), "weight": torch.rand(B, generator=g),
+        "policy_mask": ones, "value_mask": ones, "reward_mask": ones[:, 1:],
+    }  # fmt: skip
+    return {key: value.cuda() for key, value in made.items()}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_captured_gradient_is_the_gradient(kind: str) -> None:
+    options = {"augment": False} if kind == "efficientzero" else {}
+    graphed, plain = make(kind, **options), make(kind, **options)
+    plain.graphed = None
+    for number in range(3 * GraphedGradient.WARM_UP):
+        reports = []
+        for each in (graphed, plain):
+            report, error = each.update(batch(number))
+            reports.append(report | {"error": error})
+        for name, value in reports[1].items():
+            torch.testing.assert_close(reports[0][name], value, rtol=2e-3, atol=2e-3, msg=f"{name} at {number}")
+        # One step of Adam moves a weight by the learning rate, whatever the gradient's size: compare where it is large.
+        ours, theirs = (each.optimizer.parameters.gradient for each in (graphed, plain))
+        assert torch.nn.functional.cosine_similarity(ours, theirs, 0) > 0.999
+        graphed.load_state_dict(plain.state_dict())
+    assert graphed.graphed.graph is not None
+
+
+def test_another_coefficient_is_another_capture() -> None:
+    algorithm = make("muzero")
+    for number in range(6):
+        algorithm.update(batch(number))
+    first = algorithm.graphed.graph
+    assert first is not None
+    twice = make("muzero", value_coef=2 * algorithm.hp.value_coef)
+    algorithm.hp = twice.hp
+    twice.load_state_dict(algorithm.state_dict())
+    ours, theirs = algorithm.update(batch(9))[0], twice.update(batch(9))[0]
+    torch.testing.assert_close(ours["loss"], theirs["loss"], rtol=1e-3, atol=1e-3)
+    assert algorithm.graphed.graph is not first
+
+
+def test_a_captured_first_word_is_the_model_s() -> None:
+    algorithm = make("efficientzero")
+    plain = TorchInference(algorithm.model)
+    for number in range(3):
+        obs = batch(number)["obs"]
+        np.testing.assert_allclose(algorithm.planner.inference.initial(obs, 4), plain.initial(obs, 4), atol=1e-3)
+        torch.testing.assert_close(algorithm.planner.inference.roots, plain.roots, atol=1e-3, rtol=1e-3)
