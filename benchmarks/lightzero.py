@@ -39,7 +39,7 @@ class NetworkOfOurs(nn.Module):
 
     def recurrent_inference(self, state: Tensor, action: Tensor) -> Any:
         self.calls += 1
-        if self.calls % 2:  # its search asks twice and drops the first answer, which we spare it
+        if self.calls % 2:  # since January 2026 its search asks twice and drops the first answer, which we spare it
             return None
         next_state, reward = self.model.transition(state, action)
         policy, value = self.model.predict(next_state)
@@ -78,7 +78,7 @@ def lightzero_search(checkout: Path, algorithm: Any, obs: np.ndarray, simulation
         return roots.get_distributions(), roots.get_values()
 
     visits = run()[0]
-    assert network.calls == 2 * simulations, "this LightZero asks the network once per simulation: answer every call"
+    assert network.calls == 2 * simulations
     assert {sum(each) for each in visits} == {simulations}
     return run
 

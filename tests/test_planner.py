@@ -54,11 +54,11 @@ def assert_same(fast: Plan, slow: Plan) -> None:
 
 
 @pytest.mark.parametrize("activation", ["relu", "tanh"])
-@pytest.mark.parametrize("hidden_sizes", [(9,), (13, 6), (7, 10, 5)], ids=str)
+@pytest.mark.parametrize("hidden_sizes", [(9,), (40, 70)], ids=str)
 @pytest.mark.parametrize("limit", [0, 4])
 def test_the_compiled_search_is_that_of_pytorch(activation: str, hidden_sizes: tuple[int, ...], limit: int) -> None:
     shapes = 0  # trees that differ
-    for num_actions, latent_size in ((2, 6), (3, 5), (7, 8)):
+    for num_actions, latent_size in ((2, 6), (3, 37), (7, 8)):
         spaces = Spaces(PLAIN.observation, Discrete(num_actions))
         algorithm = make(
             "muzero", spaces, activation=activation, hidden_sizes=hidden_sizes, latent_size=latent_size,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import math
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 
 from naive_planning import BOARD, DUEL, PLAIN, TORQUE, Diary, make, steps
 from naive_replay import Ends
+from rl_training.algorithms.base import scalar_names
 from rl_training.algorithms.planning import scale_gradient, squashed_log_prob
 from rl_training.types import Batch, Spaces
 
@@ -240,6 +242,28 @@ def test_each_number_weighs_what_it_says(case: str) -> None:
     together = gradient(**{name: 0.5 + i for i, name in enumerate(base)})
     expected = sum((0.5 + i) * g for i, g in enumerate(alone.values()))
     torch.testing.assert_close(together, expected, atol=1e-5, rtol=1e-3)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_all_scalars_that_a_gradient_reads_are_named(case: str) -> None:
+    """A captured gradient keeps the numbers it was captured with: it must know when one of them has changed."""
+    algorithm, batch = prepared(case)
+    hp, read = algorithm.hp, set()
+
+    class Recorder:
+        def __getattr__(self, name: str) -> Any:
+            read.add(name)
+            return getattr(hp, name)
+
+    algorithm.hp = Recorder()
+    algorithm.gradient(batch)
+    scalars = read & set(scalar_names(type(hp)))
+    assert {"value_coef", "unroll_coef", "hidden_gradient_scale"} <= scalars
+    algorithm.hp = hp
+    before = algorithm.constants_of_gradient()
+    for name in scalars:
+        algorithm.hp = dataclasses.replace(hp, **{name: 0.5 * getattr(hp, name) + 0.1})
+        assert algorithm.constants_of_gradient() != before, name
 
 
 def test_importance_weights_scale_what_each_sequence_teaches() -> None:

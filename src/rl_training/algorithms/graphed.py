@@ -18,15 +18,19 @@ class GraphedGradient:
     """A function that leaves a gradient behind and returns what to report, captured once it has run a few times.
 
     What it reads besides its batch and tensors written in place is captured as it was: `constants` are those numbers,
-    and other constants, like another size of batch, are another capture. Where they change all the time there is none.
+    and other constants, like another size of batch, are another capture. Where they keep changing, because they are
+    scheduled, it goes on without.
     """
 
     WARM_UP = 4  # runs before a capture, in which libraries choose their kernels
+    PATIENCE = 8  # captures
 
     def __init__(self, gradient: Gradient) -> None:
         self.gradient = gradient
         self.key: Any = None
         self.runs = 0  # with this key
+        self.captures = 0
+        self.stream: Any = None
         self.graph: Any = None
         self.batch: Batch = {}
         self.report: dict[str, Tensor] = {}
@@ -34,9 +38,9 @@ class GraphedGradient:
     def __call__(self, batch: Batch, constants: tuple[float, ...]) -> dict[str, Tensor]:
         key = (constants, shapes(batch))
         if key != self.key:
-            self.key, self.runs, self.graph = key, 0, None
+            self.key, self.runs, self.graph, self.batch, self.report = key, 0, None, {}, {}
         self.runs += 1
-        if self.runs <= self.WARM_UP:
+        if self.runs <= self.WARM_UP or (self.graph is None and self.captures == self.PATIENCE):
             return self._beside(batch)
         if self.graph is None:
             self._capture(batch)
@@ -46,18 +50,20 @@ class GraphedGradient:
 
     def _beside(self, batch: Batch) -> dict[str, Tensor]:
         """On another stream, as captures want it: what autograd keeps of a stream is then not the default one's."""
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
+        self.stream = self.stream or torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        self.stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.stream):
             report = self.gradient(batch)
-        torch.cuda.current_stream().wait_stream(stream)
+        torch.cuda.current_stream().wait_stream(self.stream)
         return report
 
     def _capture(self, batch: Batch) -> None:
+        self.captures += 1
         self.batch = tree_map(torch.clone, batch)
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
             self.report = self.gradient(self.batch)
+        self.graph = graph
 
 
 def shapes(tree: Any) -> Any:

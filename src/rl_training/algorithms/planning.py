@@ -261,17 +261,18 @@ class PlanningAlgorithm(ReplayAlgorithm):
     def update(self, batch: Batch) -> tuple[dict[str, Tensor], Tensor]:
         """One gradient step; returns what to report, and V - target of the first steps [B]."""
         hp = self.hp
-        if self.graphed is None:
-            report = self.gradient(batch)
-        else:
-            constants = (hp.unroll_coef, hp.hidden_gradient_scale, *self.coefficients().values())
-            report = self.graphed(batch, constants)
+        graphed = self.graphed
+        report = graphed(batch, self.constants_of_gradient()) if graphed else self.gradient(batch)
         # Apart from the gradient: inside it Adam would divide the decay by what the gradients usually are, and weights
         # with small ones, such as what an action adds to a state, would be held at zero.
         self.optimizer.parameters.vector.mul_(1 - hp.learning_rate * hp.weight_decay)
         norm = clipped_step(self.optimizer, lr=hp.learning_rate, max_grad_norm=hp.max_grad_norm)
         error = report.pop("error")
         return report | {"grad_norm": norm, "value": batch["value"][:, 0].mean()}, error
+
+    def constants_of_gradient(self) -> tuple[float, ...]:
+        """All scalars that `gradient` reads."""
+        return (self.hp.unroll_coef, self.hp.hidden_gradient_scale, *self.coefficients().values())
 
     def gradient(self, batch: Batch) -> dict[str, Tensor]:
         """Give the optimizer the loss's gradient; returns what to report, and as `error` V - target [B]."""

@@ -50,8 +50,8 @@ class Replay:
         scaling: Scaling | None = None,
         device: torch.device | None = None,
     ) -> None:
-        """device: where observations are kept as well, and drawn as tensors unless they are scaled. Of frames that lie
-        on a GPU already only indices need to travel."""
+        """device: where observations are kept as well, and drawn as tensors; for each draw only indices travel there.
+        Scaled ones are kept here alone."""
         self.num_envs, self.stack, self.scaling, self.device = num_envs, frame_stack, scaling, device
         self.rows = -(-capacity // num_envs)
         self.gap = max(frame_stack, self.rows // GAP) + 2
@@ -253,11 +253,21 @@ class Replay:
         """Those at places [B], with the frames that were stacked before them: arrays, or tensors on the device."""
         if self.stack > 1:
             index = self._after(index[:, None], np.arange(1 - self.stack, 1))
-        if self.device is not None and not self.scaling:
+        if self.device is not None:
             there = self._there(index)
             return tree_map(lambda x: x[there], self.obs_there)
         obs: Observation = tree_map(lambda x: x[index], self.obs)
         return self.scaling.observation(obs) if self.scaling else obs
+
+    def _copy_there(self) -> None:
+        """Keep what is stored on the device as well; not where it is scaled when it is drawn, or does not fit."""
+        if self.scaling:
+            self.device = None
+        if self.device is not None:
+            try:
+                self.obs_there = tree_map(self._there, self.obs)
+            except torch.cuda.OutOfMemoryError:
+                self.device = None
 
     def _there(self, array: Array) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self.device, copy=True)
@@ -266,8 +276,7 @@ class Replay:
         obs = tree_map(lambda x: x[:, -1], step["obs"]) if self.stack > 1 else step["obs"]
         stored = {key: value for key, value in step.items() if key not in NOT_STORED}
         self.obs = tree_map(self._empty, obs)
-        if self.device is not None:
-            self.obs_there = tree_map(self._there, self.obs)
+        self._copy_there()
         self.columns = {key: self._empty(value) for key, value in stored.items()}
 
     def _empty(self, like: Array) -> Array:
@@ -345,8 +354,7 @@ class Replay:
             return
         seen, stepped = self._slices(self.cursor + self.under_way), self._slices(self.cursor)
         self.obs = tree_map(lambda parts: self._filled(parts, seen), state["obs"])
-        if self.device is not None:
-            self.obs_there = tree_map(self._there, self.obs)
+        self._copy_there()
         self.columns = {key: self._filled(parts, stepped) for key, parts in state["columns"].items()}
         self.valid = self._filled(state["valid"], stepped)
         self.size = int(self.valid.sum())

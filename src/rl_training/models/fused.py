@@ -61,7 +61,7 @@ def perceptrons(model: MuZeroModel) -> Perceptrons:
 
 
 def aligned(array: Array) -> Array:
-    """A copy that begins where a cache line does: half of all loads would otherwise touch two."""
+    """A copy that begins where a cache line does: loads as wide as one would otherwise touch two each."""
     line = 64
     room = np.empty(array.nbytes + line, np.uint8)
     begin = -room.ctypes.data % line

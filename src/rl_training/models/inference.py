@@ -73,40 +73,42 @@ class TorchInference:
 
 
 class GraphInference(TorchInference):
-    """The same on a CUDA device, with both captured as graphs: one launch instead of one per kernel.
+    """The same on a CUDA device, with `recurrent`, and `initial` of plain observations, captured as graphs: one launch
+    instead of one per kernel.
 
     That of `recurrent` reads its inputs from and writes its outputs to pinned memory of the host. Optimizers and
     `load_state_dict` write weights in place, so graphs stay valid; a batch of another size has graphs of its own.
     """
 
     WARM_UP = 3  # runs before the capture, in which libraries choose their kernels
-    MOST = 8  # graphs, each with an arena of states; the oldest goes first
+    MOST = 8  # sizes of batches that have graphs; which was not used for longest goes first
 
     def __init__(self, model: PlanningModel) -> None:
         super().__init__(model)
         self.graphs: dict[tuple[int, tuple[int, ...]], Graph] = {}
-        self.first_graphs: dict[tuple[int, ...], FirstGraph] = {}
+        self.first_graphs: dict[Any, FirstGraph] = {}
         self.arenas: dict[int, Tensor] = {}
 
     def initial(self, obs: Observation, num_simulations: int) -> Array:
         batch = len(next(iter(obs.values())) if isinstance(obs, dict) else obs)
-        self.states = self.arenas.get(batch, self.states[:0])
+        there = self.arenas.pop(batch, None)
+        self.states = self.states[:0] if there is None else there
         word = super().initial(obs, num_simulations)
-        if self.arenas.get(batch) is not self.states:  # a larger one: graphs point into the old
+        if self.states is not there:  # a larger one: graphs point into the old
             self.forget(batch)
-            self.arenas[batch] = self.states
-            if len(self.arenas) > self.MOST:
-                self.forget(next(iter(self.arenas)))
+        self.arenas[batch] = self.states
+        if len(self.arenas) > self.MOST:
+            self.forget(next(iter(self.arenas)))
         return word
 
     def first_word(self, obs: TensorTree) -> Inference:
         if isinstance(obs, dict):
             return super().first_word(obs)
-        graph = self.first_graphs.get(obs.shape)
-        if graph is None:
-            graph = self.first_graphs[obs.shape] = FirstGraph(self.model, obs)
-            if len(self.first_graphs) > self.MOST:
-                del self.first_graphs[next(iter(self.first_graphs))]
+        key = obs.shape, obs.dtype
+        graph = self.first_graphs.pop(key, None) or FirstGraph(self.model, obs)
+        self.first_graphs[key] = graph
+        if len(self.first_graphs) > self.MOST:
+            del self.first_graphs[next(iter(self.first_graphs))]
         return graph(obs)
 
     def forget(self, batch: int) -> None:
@@ -158,7 +160,8 @@ class Graph:
         self.rows = torch.zeros(2, batch, dtype=torch.int64).pin_memory()  # where from, where to
         self.rows[1] = batch + torch.arange(batch)
         self.action = torch.from_numpy(action.copy()).pin_memory()
-        rows, actions = self.rows.to(device), self.action.to(device)
+        # Kept: a graph goes on writing to the memory of what it captured, whoever has it by then.
+        self.there = rows, actions = self.rows.to(device), self.action.to(device)
 
         def step() -> Tensor:
             rows.copy_(self.rows, non_blocking=True)

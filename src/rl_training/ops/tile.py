@@ -11,6 +11,7 @@ from llvmlite import ir
 from llvmlite.binding import get_host_cpu_features
 from numba import types
 from numba.core import cgutils
+from numba.core.errors import TypingError
 from numba.extending import intrinsic
 
 LANES = 32  # outputs of a layer are in blocks of so many
@@ -66,11 +67,14 @@ def make_tile(rows: int, vectors: int, ways: int) -> Any:
         return context.get_dummy_value()
 
     def tile(context: Any, x: Any, weight: Any, out: Any, i: Any, j: Any, inputs: Any) -> Any:
+        for array in (x, weight, out):
+            if (array.dtype, array.ndim, array.layout) != (types.float32, 2, "C"):
+                raise TypingError(f"a tile is made of contiguous [rows, columns] of float32, not of {array}")
         return types.void(x, weight, out, types.intp, types.intp, types.intp), build
 
     return intrinsic(tile)
 
 
-# As many sums at once as there are registers: 32 of 16 floats, or half as many of 8 or fewer.
+# As many sums at once as leave some of the registers free: of 32 with 16 floats each, or 16 with 8.
 ROWS, VECTORS = (8, 2) if get_host_cpu_features().get("avx512f") else (4, 1)
 many_rows, one_row = make_tile(ROWS, VECTORS, 1), make_tile(1, VECTORS, 4)

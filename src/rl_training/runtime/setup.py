@@ -79,6 +79,8 @@ def pick_device(name: str, spaces: Sequence[Spaces]) -> torch.device:
     """auto: a GPU pays for images; small networks are faster where the environments are."""
     if (problem := device_problem(name)) is not None:
         raise InputError(f"device {problem}")
+    if name.startswith("cuda:"):
+        torch.cuda.set_device(name)  # streams and graphs are made on the current device
     if name != "auto":
         return torch.device(name)
     images = any(is_image(part) for task in spaces for part in _parts(task.observation))
