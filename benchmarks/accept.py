@@ -58,8 +58,9 @@ BARS = {
     "muzero-cartpole-4-simulations": Bar(
         "configs/gumbel_muzero/cartpole.yaml", 3, None, cost=3, overrides=("algo=muzero",)
     ),
-    "efficientzero-cartpole": Bar("configs/efficientzero/cartpole.yaml", 3, 475, cost=4),
-    "muzero-tictactoe": Bar("configs/muzero/tictactoe.yaml", 1, 0, cost=5, worst=True),
+    "efficientzero-cartpole": Bar("configs/efficientzero/cartpole.yaml", 3, 475, cost=8),
+    "muzero-lunarlander": Bar("configs/muzero/lunarlander.yaml", 1, 200, cost=30),
+    "muzero-tictactoe": Bar("configs/muzero/tictactoe.yaml", 1, 0, cost=6, worst=True),
 }
 OURS = """
 import json, sys, time
