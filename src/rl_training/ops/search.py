@@ -135,15 +135,14 @@ class Search:
         knobs: Knobs = Knobs(),  # noqa: B008
     ) -> SearchResult:
         """The same with a small network inside the compiled loop; state [B, S] is the root's."""
-        grow, run = kernels(rules)
+        _, run = kernels(rules)
         batch, size = state.shape
         tree, table = self._prepare(rules, batch, num_simulations, legal, gumbel, knobs)
         if self.states.shape[0] <= num_simulations or self.states.shape[1:] != state.shape:
             nodes = max(num_simulations + 1, len(self.states))
             self.states = np.empty((nodes, batch, size), np.float32)
         self.states[0] = state
-        grow(tree, 0, batch, 0, *_packed(root), table, knobs.numbers)
-        run(tree, network, self.states, np.full(batch, discount, np.float32), table, knobs.numbers)
+        run(tree, network, self.states, _packed(root).word, np.full(batch, discount, np.float32), table, knobs.numbers)
         return _result(tree)
 
     def _prepare(
@@ -189,7 +188,9 @@ def _packed(said: Evaluation | Packed) -> Packed:
     batch, actions = said.logits.shape
     word = np.empty((batch, actions + 2), np.float32)
     word[:, :actions], word[:, actions], word[:, actions + 1] = said.logits, said.value, said.reward
-    return Packed(word, np.broadcast_to(np.asarray(said.discount, np.float32), (batch,)).copy())
+    discount = np.empty(batch, np.float32)
+    discount[:] = said.discount
+    return Packed(word, discount)
 
 
 def _result(tree: Tree) -> SearchResult:

@@ -505,8 +505,9 @@ def compose(root: Any, interior: Any, q_transform: Any, label: str) -> Variant:
 
     @njit(nogil=True, error_model="numpy")
     @labelled(label)
-    def fused(tree, net, states, discount, table, numbers):
-        """All simulations of B searches with the network inside. states [M, B, S]; the roots are in place already.
+    def fused(tree, net, states, root, discount, table, numbers):
+        """All simulations of B searches with the network inside. states [M, B, S], those of the roots in place already;
+        root [B, A + 2]: the network's word on those.
 
         Some trees at a time, from beginning to end, so that their nodes stay in cache.
         """
@@ -516,6 +517,7 @@ def compose(root: Any, interior: Any, q_transform: Any, label: str) -> Variant:
         word, scratch = np.empty((rows, actions + 2), np.float32), np.empty(widest, np.float32)
         for begin in range(0, batch, rows):
             end = min(begin + rows, batch)
+            grow(tree, begin, end, ROOT, root[begin:end], discount, table, numbers)
             for node in range(1, table.shape[1] + 1):
                 evaluate(tree, net, states, node, begin, end, state, buffers, scratch, word)
                 grow(tree, begin, end, node, word, discount, table, numbers)
@@ -548,8 +550,8 @@ def muzero(tree, begin, end, node, word, discount, table, numbers):
 
 
 @compiled
-def muzero_fused(tree, net, states, discount, table, numbers):
-    _muzero_fused(tree, net, states, discount, table, numbers)
+def muzero_fused(tree, net, states, root, discount, table, numbers):
+    _muzero_fused(tree, net, states, root, discount, table, numbers)
 
 
 @compiled
@@ -558,8 +560,8 @@ def efficientzero(tree, begin, end, node, word, discount, table, numbers):
 
 
 @compiled
-def efficientzero_fused(tree, net, states, discount, table, numbers):
-    _efficientzero_fused(tree, net, states, discount, table, numbers)
+def efficientzero_fused(tree, net, states, root, discount, table, numbers):
+    _efficientzero_fused(tree, net, states, root, discount, table, numbers)
 
 
 @compiled
@@ -568,8 +570,8 @@ def gumbel(tree, begin, end, node, word, discount, table, numbers):
 
 
 @compiled
-def gumbel_fused(tree, net, states, discount, table, numbers):
-    _gumbel_fused(tree, net, states, discount, table, numbers)
+def gumbel_fused(tree, net, states, root, discount, table, numbers):
+    _gumbel_fused(tree, net, states, root, discount, table, numbers)
 
 
 @compiled
@@ -578,8 +580,8 @@ def gumbel_tree(tree, begin, end, node, word, discount, table, numbers):
 
 
 @compiled
-def gumbel_tree_fused(tree, net, states, discount, table, numbers):
-    _gumbel_tree_fused(tree, net, states, discount, table, numbers)
+def gumbel_tree_fused(tree, net, states, root, discount, table, numbers):
+    _gumbel_tree_fused(tree, net, states, root, discount, table, numbers)
 
 
 @compiled
@@ -588,5 +590,5 @@ def gumbel_raw(tree, begin, end, node, word, discount, table, numbers):
 
 
 @compiled
-def gumbel_raw_fused(tree, net, states, discount, table, numbers):
-    _gumbel_raw_fused(tree, net, states, discount, table, numbers)
+def gumbel_raw_fused(tree, net, states, root, discount, table, numbers):
+    _gumbel_raw_fused(tree, net, states, root, discount, table, numbers)
