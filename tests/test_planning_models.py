@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from probes import random_observation
 from rl_training.models.acting import to_tensors
 from rl_training.models.efficientzero import EfficientZeroModel
+from rl_training.models.inference import TorchInference
 from rl_training.models.muzero import MuZeroModel, PlanningModel, bounded_log_std, min_max_scaled
 from rl_training.models.residual import ResidualBlock, planes_first
 from rl_training.types import Spaces
@@ -230,6 +231,34 @@ def test_perceptrons_are_plain_layers(case: str) -> None:
         (linear(model.policy, x), policy), (linear(model.value, x), value_logits),
     ]:  # fmt: skip
         np.testing.assert_allclose(ours, theirs, atol=1e-5, rtol=1e-4)
+
+
+class Own(MuZeroModel):
+    def recurrent(self, state: Tensor, action: Tensor) -> Any:
+        said = super().recurrent(state, action)
+        return said._replace(reward=said.reward + 1)
+
+
+@pytest.mark.parametrize("case", ["cartpole", "pendulum", "gray stack", "board"])
+@pytest.mark.parametrize("kind", [MuZeroModel, EfficientZeroModel, Own])
+def test_a_search_is_told_what_the_model_says(case: str, kind: Any) -> None:
+    """Where logits are decoded in compiled code too, and where a model has a word of its own."""
+    torch.manual_seed(0)
+    model = kind(CASES[case][0], **{**SMALL, **CASES[case][1]}).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    inference, obs = TorchInference(model), observe(case)
+    inference.initial(obs, 1)
+    assert inference.decodes == (kind is MuZeroModel)
+    parent, action = np.zeros(BATCH, np.int64), actions(case)
+    with torch.no_grad():
+        said = model.recurrent(model.represent(obs), action)
+    word = inference.recurrent(1, parent, action.numpy())
+    expected = torch.cat([said.policy, said.value[:, None], said.reward[:, None]], 1)
+    assert expected[:, -2:].std(0).min() > 1e-3
+    np.testing.assert_allclose(word, expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(inference.states[BATCH : 2 * BATCH], said.state)
 
 
 def test_min_max_scaling_by_hand() -> None:

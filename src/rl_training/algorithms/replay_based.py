@@ -41,6 +41,7 @@ class ReplayAlgorithm(Tunable, ABC):
     """Every env step is worth `utd_ratio` gradient steps, however many environments there are and however bundled."""
 
     hp: Any
+    prioritized = False  # all transitions are drawn alike
 
     def __init__(self, spaces: Spaces, hp: Any, *, rng: np.random.Generator, device: torch.device | str) -> None:
         self.spaces, self.hp, self.rng, self.device = spaces, hp, rng, torch.device(device)
@@ -80,8 +81,6 @@ class ReplayAlgorithm(Tunable, ABC):
         assert isinstance(space, gym.spaces.Box)
         shape = (num_envs, *space.shape)
         return Decision(rng.uniform(space.low, space.high, shape).astype(np.float32), memory, {})
-
-    prioritized = False  # all transitions are drawn alike
 
     def learn(self, replay: Replay) -> dict[str, list[Tensor]]:
         """The gradient steps that are due; what they report stays on the device."""

@@ -81,8 +81,9 @@ class PlanningModel(nn.Module):
 
     @property
     def has_plain_scalars(self) -> bool:
-        """Whether rewards and values are what their logits say, and nothing else."""
-        return type(self).scalars is PlanningModel.scalars
+        """Whether `recurrent` is a transition, a prediction and what their logits say, and nothing else."""
+        kind = type(self)
+        return (kind.scalars, kind.recurrent) == (PlanningModel.scalars, PlanningModel.recurrent)
 
 
 class MuZeroModel(PlanningModel):
