@@ -33,6 +33,7 @@ from rl_training.runtime.checkpoints import load_checkpoint
 from rl_training.runtime.ppo_trainer import train_ppo
 from rl_training.runtime.schema import json_schema, reference
 from rl_training.runtime.setup import make_run_dir
+from rl_training.types import Spaces
 from smoke import check_run
 from test_checkpoint_workflows import stop_at
 from test_cli import cli
@@ -228,7 +229,8 @@ def test_evaluating_leaves_training_alone(make):
 def test_an_interrupt_during_an_evaluation_is_heeded_between_tasks(make):
     asked = []
     config = make()
-    players = [evaluation.Player(act, None, None, "clip") for act in (None, None)]
+    spaces = Spaces(gym.spaces.Discrete(2), gym.spaces.Discrete(2))
+    players = [evaluation.Player(None, spaces, None, "clip")] * 2
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
             evaluation, "_returns", lambda *given: asked.append(given[2]) or ([1.0] if len(asked) < 2 else None)

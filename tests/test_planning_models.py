@@ -59,7 +59,7 @@ def make(algo: str, case: str, **settings: Any) -> Any:
     model = new(algo, case, **settings)
     with torch.no_grad():
         for tensor in [*model.parameters(), *model.buffers()]:
-            if tensor.is_floating_point() and tensor is not model.action_one_hot:
+            if tensor.is_floating_point() and not any(tensor is x for x in (model.action_one_hot, model.action_places)):
                 tensor.add_(0.1 * torch.rand_like(tensor))
     return model.eval()
 
@@ -247,7 +247,7 @@ def test_a_search_is_told_what_the_model_says(case: str, kind: Any) -> None:
     model = kind(CASES[case][0], **{**SMALL, **CASES[case][1]}).eval()
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.add_(0.3 * torch.randn_like(parameter))
+            parameter.add_(0.2 * torch.randn_like(parameter))
     inference, obs = TorchInference(model), observe(case)
     inference.initial(obs, 1)
     assert inference.decodes == (kind is MuZeroModel)
@@ -359,11 +359,25 @@ def test_dynamics_add_the_latent_and_take_a_plane_for_each_action() -> None:
     latent, action = model.represent(observe("board")), torch.tensor([3, 0, 6, 1, 2])
     planes = model.with_action(latent, action)
     torch.testing.assert_close(planes[:, :8].flatten(1), latent)
-    torch.testing.assert_close(planes[:, 8:], F.one_hot(action, 7).float()[:, :, None, None].expand(-1, -1, 6, 7))
+    torch.testing.assert_close(planes[:, 8:15], F.one_hot(action, 7).float()[:, :, None, None].expand(-1, -1, 6, 7))
+    for place, column in zip(planes[:, 15], action, strict=True):
+        assert place.sum() == 6
+        assert (place[:, column] == 1).all()
+    assert planes.shape[1] == 16
     trunk = model.dynamics_trunk
     nn.init.zeros_(trunk.first[1].weight)
     nn.init.zeros_(trunk.first[1].bias)
     torch.testing.assert_close(trunk(planes), trunk.blocks(planes[:, :8]))
+
+
+@torch.no_grad()
+def test_an_action_that_is_a_cell_is_shown_in_its_place_and_one_that_is_no_place_is_not() -> None:
+    cells = MuZeroModel(Spaces(Box(0, 1, (2, 3, 4), np.float32), Discrete(12)), network="conv", channels=8)
+    latent = torch.zeros(2, cells.state_size)
+    place = cells.with_action(latent, torch.tensor([0, 6]))[:, -1]
+    assert place.nonzero().tolist() == [[0, 0, 0], [1, 1, 2]]  # in reading order, as the games number their cells
+    moves = MuZeroModel(Spaces(Box(0, 1, (2, 3, 4), np.float32), Discrete(5)), network="conv", channels=8)
+    assert moves.with_action(latent, torch.tensor([0, 4])).shape[1] == 8 + 5
 
 
 @torch.no_grad()

@@ -24,6 +24,7 @@ from rl_training.runtime.a2c_trainer import train_a2c
 from rl_training.runtime.checkpoints import load_checkpoint
 from rl_training.runtime.randomness import STREAMS, seed_of, untouched_global_state
 from rl_training.runtime.setup import wandb_options
+from rl_training.types import Spaces
 from test_checkpoint_workflows import stop_at, wait_for
 from test_contract import assert_equal_state
 
@@ -234,8 +235,17 @@ def test_what_weights_and_biases_is_told(tiny_config):
 
 def test_mean_and_deviation_of_an_evaluation(tiny_config, monkeypatch):
     monkeypatch.setattr(evaluation, "_returns", lambda *_: [1.0, 3.0])
-    metrics = evaluation.evaluate([None], tiny_config("a2c"))
+    player = evaluation.Player(None, Spaces(gym.spaces.Discrete(2), gym.spaces.Discrete(2)), None, "clip")
+    metrics = evaluation.evaluate([player], tiny_config("a2c"))
     assert metrics == {"eval_return_mean": 2.0, "eval_return_std": 1.0, "eval_return_min": 1.0, "eval_episodes": 2}
+
+
+def test_of_games_an_evaluation_tells_the_share_that_was_won(tiny_config, monkeypatch):
+    monkeypatch.setattr(evaluation, "_returns", lambda *_: [1.0, 0.0, -1.0, 1.0, 1.0])
+    spaces = Spaces(gym.spaces.Discrete(2), gym.spaces.Discrete(2), num_players=2)
+    metrics = evaluation.evaluate([evaluation.Player(None, spaces, None, "clip")], tiny_config("a2c"), num_episodes=5)
+    assert metrics["eval_win_rate"] == 0.6
+    assert evaluation.describe_evaluation(metrics) == "0.4 ± 0.8 over 5 episodes, 60% won"
 
 
 def test_an_evaluation_is_logged_once(tiny_config):

@@ -18,6 +18,7 @@ from rl_training.models.residual import (
     Planes,
     dense_head,
     flat_features,
+    places_on_board,
     representation_tower,
     residual_blocks,
 )
@@ -91,10 +92,11 @@ class MuZeroModel(PlanningModel):
 
     network "auto" takes towers where the observation is an image. The latent is scaled to [0, 1] over all numbers of a
     state, not channel by channel. Each action has a plane of its own before the convolutions, as MuZero's on Atari;
-    EfficientZero's single plane of a / A would put an order on them.
+    EfficientZero's single plane of a / A would put an order on them. On a board one more shows where the stone goes.
     """
 
     action_one_hot: Tensor | None
+    action_places: Tensor | None  # [A, H * W]
 
     def __init__(
         self,
@@ -118,9 +120,10 @@ class MuZeroModel(PlanningModel):
         one_hot = None if self.continuous else torch.eye(action_size)
         self.register_buffer("action_one_hot", one_hot, persistent=False)
         if network == "conv" or (network == "auto" and is_image(space)):
-            parts = tower_parts(space, action_size, channels, blocks)
+            parts = tower_parts(space, action_size, channels, blocks, discrete=not self.continuous)
         else:
             parts = perceptron_parts(space, action_size, latent_size, hidden_sizes, activation)
+        self.register_buffer("action_places", parts.action_places, persistent=False)
         self.latent_shape, self.is_tower = parts.latent_shape, len(parts.latent_shape) == 3
         self.latent_size = self.state_size = math.prod(parts.latent_shape)
         self.encoder, self.representation = parts.encoder, parts.representation
@@ -151,8 +154,10 @@ class MuZeroModel(PlanningModel):
         numbers = action.flatten(1) if self.action_one_hot is None else F.embedding(action, self.action_one_hot)
         if not self.is_tower:
             return torch.cat([latent, numbers], 1)
-        planes = numbers[:, :, None, None].expand(-1, -1, *self.latent_shape[1:])
-        return torch.cat([latent.reshape(-1, *self.latent_shape), planes], 1)
+        planes = [latent.reshape(-1, *self.latent_shape), numbers[:, :, None, None].expand(-1, -1, *self.latent_shape[1:])]
+        if self.action_places is not None:
+            planes.append(F.embedding(action, self.action_places).view(-1, 1, *self.latent_shape[1:]))
+        return torch.cat(planes, 1)
 
     def next_latent(self, features: Tensor) -> Tensor:
         """[B, L] of what the dynamics' trunk gave."""
@@ -169,6 +174,7 @@ class Parts(NamedTuple):
     next_state: nn.Module
     prediction_trunk: nn.Module
     head: Callable[[int], nn.Module]  # so many outputs from a trunk's features
+    action_places: Tensor | None = None
 
 
 def perceptron_parts(
@@ -193,9 +199,11 @@ def perceptron_parts(
     )
 
 
-def tower_parts(space: gym.Space, action_size: int, channels: int, blocks: int) -> Parts:
+def tower_parts(space: gym.Space, action_size: int, channels: int, blocks: int, *, discrete: bool) -> Parts:
     encoder = Planes(space)
     representation, latent_shape = representation_tower(encoder.shape, channels, blocks)
+    is_board = discrete and encoder.shape[1:] == tuple(latent_shape[1:])
+    places = places_on_board(action_size, *latent_shape[1:]) if is_board else None
 
     def head(outputs: int) -> nn.Sequential:
         features, size = flat_features(latent_shape)
@@ -205,10 +213,11 @@ def tower_parts(space: gym.Space, action_size: int, channels: int, blocks: int) 
         latent_shape=tuple(latent_shape),
         encoder=encoder,
         representation=representation,
-        dynamics_trunk=Dynamics(channels, action_size, blocks),
+        dynamics_trunk=Dynamics(channels, action_size + (places is not None), blocks),
         next_state=nn.Identity(),
         prediction_trunk=residual_blocks(channels, blocks),
         head=head,
+        action_places=places,
     )
 
 

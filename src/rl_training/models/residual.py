@@ -113,6 +113,16 @@ def shrinking(planes: int, channels: int) -> nn.Sequential:
     )
 
 
+def places_on_board(actions: int, height: int, width: int) -> Tensor | None:
+    """[A, H * W] 1 where an action may put a stone, if actions are a board's cells or its columns: convolutions, alike
+    everywhere, would have to find the place of action number 3 by counting from the edge."""
+    if actions == height * width:
+        return torch.eye(actions)
+    if actions == width:
+        return torch.eye(actions).repeat(1, height)
+    return None
+
+
 def flat_features(latent_shape: tuple[int, ...]) -> tuple[nn.Sequential, int]:
     """The latent [B, C, H, W] as a vector, and that vector's size: a few channels of each cell."""
     channels, height, width = latent_shape

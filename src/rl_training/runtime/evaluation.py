@@ -49,7 +49,8 @@ def evaluate(
     num_episodes: int | None = None,
     stopped: Callable[[], bool] = lambda: False,
 ) -> Metrics | None:
-    """Mean, spread and worst of the return, in all tasks or one. Of several, the means; and each one's own.
+    """Mean, spread and worst of the return, in all tasks or one; of games of two players, the share that was won. Of
+    several tasks, the means; and each one's own.
 
     All evaluations of a run have the same seeds, none of them one of training. None if `stopped` said so before the
     end.
@@ -65,21 +66,25 @@ def evaluate(
             returns = _returns(player, config, number, episodes, stopped)
             if returns is None:
                 return None
-            each[config.tasks[number].env_id] = {
+            metrics = {
                 "eval_return_mean": fmean(returns),
                 "eval_return_std": pstdev(returns),
                 "eval_return_min": min(returns),
             }
+            if player.spaces.num_players == 2:
+                metrics["eval_win_rate"] = fmean(episode_return > 0 for episode_return in returns)
+            each[config.tasks[number].env_id] = metrics
     return over_tasks(each) | {"eval_episodes": episodes}
 
 
 def describe_evaluation(metrics: Metrics) -> str:
-    """`195.3 ± 4.1 over 10 episodes`, and the means of the tasks where there are several."""
+    """`195.3 ± 4.1 over 10 episodes`, then the share of games won, or the means of the tasks where there are several."""
     mean, std, episodes = (metrics[f"eval_{name}"] for name in ("return_mean", "return_std", "episodes"))
     prefix = of_task("eval_return_mean", "")
     each = [f"{name.removeprefix(prefix)} {value:.1f}" for name, value in metrics.items() if name.startswith(prefix)]
     tasks = f" of each task: {', '.join(each)}" if each else ""
-    return f"{mean:.1f} ± {std:.1f} over {episodes:.0f} episodes{tasks}"
+    won = f", {metrics['eval_win_rate']:.0%} won" if "eval_win_rate" in metrics else ""
+    return f"{mean:.1f} ± {std:.1f} over {episodes:.0f} episodes{won}{tasks}"
 
 
 def _returns(

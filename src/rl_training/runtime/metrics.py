@@ -39,8 +39,8 @@ def check_finite(metrics: Mapping[str, float], step: int) -> None:
 
 def over_tasks(each: Mapping[str, Metrics]) -> Metrics:
     """The means over all tasks, and where there are several also each one's own numbers, as `name/task`."""
-    names = next(iter(each.values()))
-    means = {name: fmean(metrics[name] for metrics in each.values()) for name in names}
+    names = dict.fromkeys(name for metrics in each.values() for name in metrics)  # in order; not every task has all
+    means = {name: fmean(metrics[name] for metrics in each.values() if name in metrics) for name in names}
     if len(each) == 1:
         return means
     return means | {of_task(name, task): value for task, metrics in each.items() for name, value in metrics.items()}
