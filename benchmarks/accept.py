@@ -1,15 +1,19 @@
 """The acceptance bars: train each config on its seeds, evaluate over 100 episodes, compare, write docs/results.md.
 
 A bar is a number that each seed must reach, or a peer: Stable-Baselines3 trained on the same seeds, whose mean must be.
+Of a run of several tasks it is what a run of each task alone reaches with as many steps.
 
 make accept                                  # all of them
 python benchmarks/accept.py ppo-cartpole     # some of them
+
+Runs that need a GPU are left out where there is none.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import platform
 import subprocess
@@ -18,11 +22,12 @@ import time
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "docs" / "results.json"
 EPISODES = 100
+SB3 = "Stable-Baselines3"
 
 
 class Peer(NamedTuple):
@@ -30,14 +35,23 @@ class Peer(NamedTuple):
     kwargs: dict[str, Any]  # all else is its default
 
 
+class Alone(NamedTuple):
+    """Every task of a run, beside a run of that task alone with as many steps of it."""
+
+    tasks: tuple[str, ...]
+    share: float  # of its return
+
+
 class Bar(NamedTuple):
     config: str
     seeds: int
-    bar: float | Peer | None  # None: to compare with the row above
+    bar: float | Peer | Alone | None  # None: to compare with the row above
     steps: int | None = None  # default: the config's
     cost: int = 1  # roughly, in minutes: the longest begin first
-    worst: bool = False  # the bar is for the worst episode of each seed, not for the mean
+    of: Literal["eval", "worst", "wins"] = "eval"  # the mean, the worst episode, or the share of games won
+    episodes: int = EPISODES
     overrides: tuple[str, ...] = ()  # of the config
+    gpu: bool = False
 
 
 BARS = {
@@ -60,7 +74,25 @@ BARS = {
     ),
     "efficientzero-cartpole": Bar("configs/efficientzero/cartpole.yaml", 3, 475, cost=8),
     "muzero-lunarlander": Bar("configs/muzero/lunarlander.yaml", 1, 200, cost=30),
-    "muzero-tictactoe": Bar("configs/muzero/tictactoe.yaml", 1, 0, cost=6, worst=True),
+    "muzero-tictactoe": Bar("configs/muzero/tictactoe.yaml", 1, 0, cost=6, of="worst"),
+    "muzero-connect-four": Bar(
+        "configs/muzero/connect_four.yaml",
+        1,
+        0.6,
+        cost=12,
+        of="wins",
+        episodes=50,
+        overrides=("device=cuda",),
+        gpu=True,
+    ),
+    "efficientzero-pong": Bar("configs/efficientzero/atari_pong.yaml", 1, 10, cost=20, episodes=8, gpu=True),
+    "scalezero-classic": Bar(
+        "configs/scalezero/classic.yaml",
+        1,
+        Alone(("CartPole-v1", "Acrobot-v1", "MountainCar-v0"), 0.9),
+        cost=20,
+        overrides=("algo_kwargs.target_returns=null",),  # a task that rests would leave its steps to the others
+    ),
 }
 OURS = """
 import json, sys, time
@@ -73,7 +105,8 @@ result = train(config, progress="silent")
 spent = {"wall": time.perf_counter() - started, "cpu": time.process_time() - cpu}
 metrics = evaluate_checkpoint(result.checkpoint_path, num_episodes=episodes)
 row = {"eval": metrics["eval_return_mean"], "std": metrics["eval_return_std"], **spent}
-row["worst"] = metrics["eval_return_min"]
+row |= {"worst": metrics["eval_return_min"], "wins": metrics.get("eval_win_rate")}
+row["tasks"] = {key.split("/", 1)[1]: value for key, value in metrics.items() if key.startswith("eval_return_mean/")}
 print(json.dumps(row | {"train": result.metrics["train_return_mean"], "steps": int(result.metrics["global_step"])}))
 """
 PEER = """
@@ -97,41 +130,69 @@ print(json.dumps({"eval": float(mean), "std": float(std), "train": train, "steps
 """
 
 
-def measure(name: str, seed: int, out: Path, *, peer: bool = False) -> dict:
+def measure(name: str, seed: int, out: Path, *, peer: str = "") -> dict:
+    """One run. peer: whose it is, where not the row's own: SB3's, or that of a task alone."""
     bar = BARS[name]
-    code, where = (PEER, json.dumps(bar.bar)) if peer else (OURS, str(out / name))
-    steps = [] if bar.steps is None else [str(bar.steps) if peer else f"total_timesteps={bar.steps}"]
-    steps += [] if peer else bar.overrides
-    words = [sys.executable, "-c", code, str(ROOT / bar.config), str(seed), str(EPISODES), where, *steps]
+    ours = peer != SB3
+    code, where = (OURS, str(out / name)) if ours else (PEER, json.dumps(bar.bar))
+    steps = [] if bar.steps is None else [f"total_timesteps={bar.steps}" if ours else str(bar.steps)]
+    steps += bar.overrides if ours else []
+    if ours and peer:
+        assert isinstance(bar.bar, Alone)
+        steps += [f"env_id={peer}", f"total_timesteps={all_steps(bar) // len(bar.bar.tasks)}"]
+    words = [sys.executable, "-c", code, str(ROOT / bar.config), str(seed), str(bar.episodes), where, *steps]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(words, capture_output=True, text=True, env=environment, check=False)
     if done.returncode:
         raise SystemExit(f"{name} seed {seed} failed:\n{done.stderr}")
     row = json.loads(done.stdout.splitlines()[-1])
-    whose = " (stable-baselines3)" if peer else ""
-    print(f"{name}{whose} seed {seed}: {row['eval']:.1f} ({wanted(bar)}), {row['cpu']:.0f} CPU s", flush=True)
+    whose = f" ({peer})" if peer else ""
+    print(f"{name}{whose} seed {seed}: {told(row, bar)} ({wanted(bar)}), {row['cpu']:.0f} CPU s", flush=True)
     return row | {"seed": seed, "peer": peer, "date": time.strftime("%Y-%m-%d")}
+
+
+def all_steps(bar: Bar) -> int:
+    from rl_training import load_config
+
+    return bar.steps or load_config(ROOT / bar.config).total_timesteps
 
 
 def wanted(bar: Bar) -> str:
     if bar.bar is None:
         return f"for comparison: {', '.join(bar.overrides)}"
+    if isinstance(bar.bar, Alone):
+        return f"each task >= {bar.bar.share:.0%} of its run alone"
+    if bar.of == "wins":
+        return f"games won > {bar.bar:.0%}"
     if not isinstance(bar.bar, Peer):
-        return f"{'worst episode of ' if bar.worst else ''}each >= {bar.bar:g}"
+        return f"{'worst episode of ' if bar.of == 'worst' else ''}each >= {bar.bar:g}"
     numbers = ", ".join(f"{key} {value}" for key, value in bar.bar.kwargs.items())
     return f"mean >= Stable-Baselines3's {bar.bar.algorithm} ({numbers}, else its defaults)"
 
 
 def reached(name: str, rows: list[dict]) -> bool:
     bar = BARS[name]
-    ours, peers = ([row["eval"] for row in rows if row.get("peer", False) == peer] for peer in (False, True))
+    ours, peers = parted(rows)
+    if isinstance(bar.bar, Alone):
+        alone = {(row["peer"], row["seed"]): row["eval"] for row in peers}
+        pairs = [(row["tasks"][task], alone.get((task, row["seed"]))) for row in ours for task in bar.bar.tasks]
+        slack = 1 - bar.bar.share  # of the absolute return: most are negative
+        return len(ours) == bar.seeds and all(
+            single is not None and score >= single - slack * abs(single) for score, single in pairs
+        )
     if isinstance(bar.bar, Peer):
-        return len(ours) == len(peers) == bar.seeds and fmean(ours) >= fmean(peers)
+        mean, theirs = (fmean(row["eval"] for row in part) if part else math.nan for part in (ours, peers))
+        return len(ours) == len(peers) == bar.seeds and mean >= theirs
     if bar.bar is None:
         return True
-    if bar.worst:
-        ours = [row["worst"] for row in rows]
-    return len(ours) == bar.seeds and min(ours) >= bar.bar
+    numbers = [row[bar.of] for row in ours]
+    enough = min(numbers) > bar.bar if bar.of == "wins" else min(numbers) >= bar.bar
+    return len(ours) == bar.seeds and enough
+
+
+def parted(rows: list[dict]) -> tuple[list[dict], list[dict]]:
+    """The row's own runs, and those beside it."""
+    return [row for row in rows if not row.get("peer")], [row for row in rows if row.get("peer")]
 
 
 def table(results: dict[str, list[dict]]) -> str:
@@ -151,18 +212,30 @@ def table(results: dict[str, list[dict]]) -> str:
             lines.append(f"| {name} | `{bar.config}` | | {wanted(bar)} | not run | | | | |")
             continue
         verdict = "" if bar.bar is None else "yes" if reached(name, rows) else "**no**"
-        ours, peers = ([row for row in rows if row.get("peer", False) == peer] for peer in (False, True))
-        lines.append(line(name, f"`{bar.config}`", wanted(bar), ours, verdict))
-        if peers:
-            lines.append(line("the same", "Stable-Baselines3", "", peers, ""))
+        ours, peers = parted(rows)
+        lines.append(line(name, f"`{bar.config}`", bar, ours, verdict))
+        for peer in dict.fromkeys(row["peer"] for row in peers):
+            beside = [row for row in peers if row["peer"] == peer]
+            lines.append(line("the same", peer if peer == SB3 else f"{peer} alone", bar._replace(of="eval"), beside))
     return "\n".join(lines) + "\n"
 
 
-def line(name: str, config: str, wanted: str, rows: list[dict], verdict: str) -> str:
-    evals, trains = (", ".join(f"{row[key]:.1f}" for row in rows if key in row) for key in ("eval", "train"))
+def line(name: str, config: str, bar: Bar, rows: list[dict], verdict: str = "") -> str:
+    evals, trains = (told(row, bar) for row in rows), (f"{row['train']:.1f}" for row in rows if "train" in row)
     seconds = [spread([row[key] for row in rows]) for key in ("cpu", "wall")]
-    cells = [name, config, f"{rows[0]['steps']:,}", wanted, evals, trains, verdict, *seconds]
+    steps, bars = f"{rows[0]['steps']:,}", "" if rows[0].get("peer") else wanted(bar)
+    cells = [name, config, steps, bars, ", ".join(evals), ", ".join(trains), verdict, *seconds]
     return f"| {' | '.join(cells)} |"
+
+
+def told(row: dict, bar: Bar) -> str:
+    """What an evaluation came to: the mean return, of each task of several; and what else the bar is of."""
+    mean = f"{row['eval']:.1f}"
+    if bar.of == "wins":
+        return f"{mean}, {row['wins']:.0%} won"
+    if bar.of == "worst":
+        return f"{mean}, worst {row['worst']:.1f}"
+    return ", ".join(f"{task} {value:.1f}" for task, value in row["tasks"].items()) if row.get("tasks") else mean
 
 
 def spread(values: list[float]) -> str:
@@ -185,18 +258,18 @@ def write(results: dict[str, list[dict]]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", default=list(BARS), help=f"which bars: {', '.join(BARS)}")
+    parser.add_argument("names", nargs="*", help=f"which bars, all by default: {', '.join(BARS)}")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="runs side by side")
     parser.add_argument("--output-dir", type=Path, default=ROOT / "runs" / "accept")
     args = parser.parse_args()
     unknown = set(args.names) - set(BARS)
     if unknown:
         parser.error(f"unknown bars {', '.join(sorted(unknown))}; there are {', '.join(BARS)}")
-    work = [(name, seed, False) for name in args.names for seed in range(BARS[name].seeds)]
-    work += [(name, seed, True) for name, seed, _ in work if isinstance(BARS[name].bar, Peer)]
+    names = args.names or [name for name, bar in BARS.items() if not bar.gpu or has_gpu()]
+    work = [(name, seed, peer) for name in names for seed in range(BARS[name].seeds) for peer in runs_of(BARS[name])]
     work.sort(key=lambda item: (-BARS[item[0]].cost, item[1]))
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    for name in args.names:
+    for name in names:
         results[name] = []
     with ThreadPoolExecutor(args.jobs) as pool:
         waiting = {pool.submit(measure, name, seed, args.output_dir, peer=peer): name for name, seed, peer in work}
@@ -206,7 +279,20 @@ def main() -> None:
             rows.sort(key=lambda row: (row["peer"], row["seed"]))
             write(results)
     print(table(results))
-    sys.exit(not all(reached(name, results[name]) for name in args.names))
+    sys.exit(not all(reached(name, results[name]) for name in names))
+
+
+def runs_of(bar: Bar) -> tuple[str, ...]:
+    """Its own, and whose else beside it."""
+    if isinstance(bar.bar, Alone):
+        return ("", *bar.bar.tasks)
+    return ("", SB3) if isinstance(bar.bar, Peer) else ("",)
+
+
+def has_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
 
 
 if __name__ == "__main__":

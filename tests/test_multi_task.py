@@ -30,6 +30,7 @@ from rl_training.envs import tasks as tasks_module
 from rl_training.envs.runner import EnvRunner
 from rl_training.runtime import evaluation
 from rl_training.runtime.checkpoints import load_checkpoint
+from rl_training.runtime.metrics import over_tasks
 from rl_training.runtime.ppo_trainer import train_ppo
 from rl_training.runtime.schema import json_schema, reference
 from rl_training.runtime.setup import make_run_dir
@@ -101,6 +102,11 @@ def test_every_task_has_its_numbers_and_the_plain_names_are_means(make):
     assert (metrics["train_length_mean"], metrics["eval_return_mean"]) == (7.5, -1.5)
     assert [metrics[f"eval_return_{what}/{PAIR[1]}"] for what in ("std", "min")] == [0, -9]
     assert (metrics["eval_return_std"], metrics["eval_return_min"], metrics["eval_episodes"]) == (0, -1.5, 2)
+
+
+def test_a_mean_is_of_the_tasks_that_have_the_number():
+    both = over_tasks({"a": {"x": 1.0}, "b": {"x": 3.0, "eval_win_rate": 0.5}})
+    assert both == {"x": 2.0, "eval_win_rate": 0.5, "x/a": 1.0, "x/b": 3.0, "eval_win_rate/b": 0.5}
 
 
 def test_a_mean_over_tasks_waits_for_all_of_them(make):

@@ -154,9 +154,10 @@ class MuZeroModel(PlanningModel):
         numbers = action.flatten(1) if self.action_one_hot is None else F.embedding(action, self.action_one_hot)
         if not self.is_tower:
             return torch.cat([latent, numbers], 1)
-        planes = [latent.reshape(-1, *self.latent_shape), numbers[:, :, None, None].expand(-1, -1, *self.latent_shape[1:])]
+        board = self.latent_shape[1:]
+        planes = [latent.reshape(-1, *self.latent_shape), numbers[:, :, None, None].expand(-1, -1, *board)]
         if self.action_places is not None:
-            planes.append(F.embedding(action, self.action_places).view(-1, 1, *self.latent_shape[1:]))
+            planes.append(F.embedding(action, self.action_places).view(-1, 1, *board))
         return torch.cat(planes, 1)
 
     def next_latent(self, features: Tensor) -> Tensor:

@@ -78,7 +78,7 @@ def evaluate(
 
 
 def describe_evaluation(metrics: Metrics) -> str:
-    """`195.3 ± 4.1 over 10 episodes`, then the share of games won, or the means of the tasks where there are several."""
+    """`195.3 ± 4.1 over 10 episodes`, then the share of games won, or the means of several tasks."""
     mean, std, episodes = (metrics[f"eval_{name}"] for name in ("return_mean", "return_std", "episodes"))
     prefix = of_task("eval_return_mean", "")
     each = [f"{name.removeprefix(prefix)} {value:.1f}" for name, value in metrics.items() if name.startswith(prefix)]
