@@ -15,10 +15,18 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
 import envs_for_tests
 from envs_for_tests import CounterEnv, FakeEnvPool, Structured
-from rl_training.config import Wrappers
+from rl_training.config import InputError, Wrappers
 from rl_training.envs.backends import EnvPoolEnvs, SyncEnvs, VectorEnvs
 from rl_training.envs.episodes import Episodes
-from rl_training.envs.factory import Plan, choose_backend, make_envs, nearest_env_ids, registered, split_env_kwargs
+from rl_training.envs.factory import (
+    VECTOR_PAYS_FROM,
+    Plan,
+    choose_backend,
+    make_envs,
+    nearest_env_ids,
+    registered,
+    split_env_kwargs,
+)
 from rl_training.envs.runner import EnvRunner, FinishedEpisode, action_map
 from rl_training.envs.spaces import model_space
 from rl_training.types import Decision
@@ -253,6 +261,50 @@ def test_frame_stack_and_time_limit():
     assert steps[2]["obs"][0].tolist() == [[0, 0], [0, 0], [1, 0]]
     replaced = make_envs("CartPole-v1", num_envs=1, seed=0, env_kwargs={"wrappers": {"time_limit": 5}}, training=True)
     assert replaced.envs[0].spec.max_episode_steps == 5
+
+
+def test_an_action_that_lasts_is_several_steps_of_the_environment():
+    kwargs = {"wrappers": {"action_repeat": 3, "time_limit": 4}}
+    envs = make_envs("CartPole-v1", num_envs=VECTOR_PAYS_FROM, seed=5, env_kwargs=kwargs, training=True)
+    runner = EnvRunner(envs, seed=0)
+    plain = gym.make("CartPole-v1")
+    plain.reset()
+    plain.unwrapped.state = np.array(runner.step(constant([0] * VECTOR_PAYS_FROM))["next_obs"][0], np.float64)
+    step = runner.step(constant([1] * VECTOR_PAYS_FROM))
+    for _ in range(3):
+        seen = plain.step(1)[0]
+    np.testing.assert_allclose(step["next_obs"][0], seen, atol=1e-6)
+    assert step["reward"][0] == 3
+    for action in (0, 1):
+        step = runner.step(constant([action] * VECTOR_PAYS_FROM))
+    assert step["truncated"][0], "the limit counts the agent's steps"
+    assert runner.take_finished()[0][1:] == (12, 4)
+
+
+def test_an_action_lasts_no_longer_than_its_episode():
+    kwargs = {"wrappers": {"action_repeat": 50}}
+    runner = EnvRunner(make_envs("CartPole-v1", num_envs=1, seed=0, env_kwargs=kwargs, training=True), seed=0)
+    step = runner.step(constant([0]))
+    assert step["terminated"][0]
+    assert 5 < step["reward"][0] < 15, "a pole that is always pushed one way falls within so many steps"
+
+
+@pytest.mark.parametrize(
+    ("env_id", "kwargs", "message"),
+    [
+        ("ConnectFour-v0", {}, "moves of both players"),
+        ("CartPole-v1", {"backend": "vector"}, "takes no wrappers in vectorised form"),
+        ("ALE/Pong-v5", {"wrappers": {"atari": True}}, "wrappers.atari.frame_skip repeats"),
+    ],
+)
+def test_where_actions_cannot_last(env_id, kwargs, message):
+    if env_id.startswith("ALE/"):
+        pytest.importorskip("ale_py")
+    kwargs = kwargs | {"wrappers": {"action_repeat": 2, **kwargs.get("wrappers", {})}}
+    with pytest.raises(InputError, match=message):
+        make_envs(env_id, num_envs=1, seed=0, env_kwargs=kwargs, training=True)
+    if env_id == "ConnectFour-v0":
+        make_envs(env_id, num_envs=1, seed=0, env_kwargs=kwargs | {"opponent": "random"}, training=True).close()
 
 
 def test_reward_clipping_leaves_the_books_raw():

@@ -18,6 +18,7 @@ CASES = {
     "cartpole": ("CartPole-v1", {"backend": "sync"}, 60),
     "cartpole_vector": ("CartPole-v1", {"backend": "vector"}, 60),
     "cartpole_async": ("CartPole-v1", {"backend": "async"}, 60),
+    "cartpole_repeat": ("CartPole-v1", {"wrappers": {"action_repeat": 3}}, 20),
     "pendulum": ("Pendulum-v1", {}, 30),
     "lunar_lander": ("LunarLander-v3", {}, 90),
     "half_cheetah": ("HalfCheetah-v5", {}, 25),

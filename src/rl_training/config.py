@@ -65,6 +65,9 @@ class Wrappers(Options):
     time_limit: Int | None = Field(
         None, ge=1, description="truncate after this many steps (replaces the registered limit)"
     )
+    action_repeat: Int | None = Field(
+        None, ge=1, description="each action lasts so many of the environment's steps; a step is then all of them"
+    )
     atari: StrictBool | AtariOptions = Field(False, description="Atari preprocessing; true for the defaults")
     frame_stack: Int | None = Field(None, ge=1, description="stack this many observations along a new first axis")
     normalize_observation: StrictBool = Field(False, description="by running mean and variance, clipped to +-10")

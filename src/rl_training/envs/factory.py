@@ -22,6 +22,7 @@ from rl_training.config import AtariOptions, EnvOptions, InputError, MissingPack
 from rl_training.envs import atari
 from rl_training.envs.backends import EnvPoolEnvs, Envs, SyncEnvs, VectorEnvs
 from rl_training.envs.episodes import Episodes, episode_seed
+from rl_training.envs.repeat import ActionRepeat
 from rl_training.types import Array
 
 # Measured on CartPole, median microseconds for one step of 8, 16, 32, 64 environments: sync 159, 197, 562, 1120;
@@ -129,6 +130,8 @@ class Plan:
 def _check_atari(plan: Plan) -> None:
     if "game" not in _spec(plan.env_id).kwargs:
         raise InputError(f"wrappers.atari is for Atari games ('ALE/Pong-v5'), not for {plan.env_id!r}: remove it")
+    if plan.wrappers.action_repeat:
+        raise InputError("wrappers.action_repeat: wrappers.atari.frame_skip repeats the actions of a game, give that")
     for key, ours in ATARI_KWARGS.items():
         if key in plan.kwargs:
             raise InputError(f"env_kwargs.{key} of {plan.env_id} is set by wrappers.atari.{ours}: give that instead")
@@ -138,7 +141,8 @@ def choose_backend(plan: Plan) -> str:
     """The fastest backend that gives the same environment."""
     if is_atari(plan.env_id):
         return "ale" if plan.atari and not _not_in_ale(plan) else "sync"
-    if plan.num_envs >= VECTOR_PAYS_FROM and not plan.wrappers.frame_stack and _numpy_vector(_spec(plan.env_id)):
+    wrapped = plan.wrappers.frame_stack or plan.wrappers.action_repeat
+    if plan.num_envs >= VECTOR_PAYS_FROM and not wrapped and _numpy_vector(_spec(plan.env_id)):
         return "vector"
     return "sync"
 
@@ -164,15 +168,16 @@ def _not_in_ale(plan: Plan) -> str:
 
 def single_env(plan: Plan, index: int) -> gym.Env:
     """Environment number `index`, wrapped."""
-    kwargs, limit = dict(plan.kwargs), plan.wrappers.time_limit
+    kwargs, limit, repeat = dict(plan.kwargs), plan.wrappers.time_limit, plan.wrappers.action_repeat
     if plan.atari:
         kwargs |= {"frameskip": 1, "repeat_action_probability": plan.atari.sticky}
     elif limit:
-        kwargs["max_episode_steps"] = limit
+        kwargs["max_episode_steps"] = limit * (repeat or 1)  # the limit is in steps of the agent
     env = gym.make(plan.env_id, disable_env_checker=True, **kwargs)
+    env = ActionRepeat(env, repeat) if repeat else env
     if plan.atari:
         env = atari.preprocess(env, plan.atari)
-        env = gym.wrappers.TimeLimit(env, limit) if limit else env  # in steps of the agent, not frames
+        env = gym.wrappers.TimeLimit(env, limit) if limit else env
     if plan.wrappers.frame_stack:
         # Zeros before the first observation, as in ale_py's vector environment.
         env = gym.wrappers.FrameStackObservation(env, plan.wrappers.frame_stack, padding_type="zero")
@@ -198,7 +203,7 @@ def _in_process(parent: int, plan: Plan, index: int) -> gym.Env:
 
 def _vector(plan: Plan) -> Envs:
     spec = _spec(plan.env_id)
-    if spec.vector_entry_point is None or plan.wrappers.frame_stack or plan.atari:
+    if spec.vector_entry_point is None or plan.wrappers.frame_stack or plan.wrappers.action_repeat or plan.atari:
         reason = "has no vectorised form" if spec.vector_entry_point is None else "takes no wrappers in vectorised form"
         raise InputError(f"backend 'vector': {plan.env_id} {reason}; use 'auto', 'sync' or 'async'")
     kwargs = dict(plan.kwargs)
@@ -255,6 +260,8 @@ def _envpool(plan: Plan) -> Envs:
             "backend 'envpool' needs its package: pip install envpool, or use backend 'auto'"
         ) from error
     options, stack = plan.atari, plan.wrappers.frame_stack
+    if plan.wrappers.action_repeat:
+        raise InputError("backend 'envpool' cannot express wrappers.action_repeat; use 'auto'")
     if bool(options) != bool(stack) or (options and not options.grayscale):
         raise InputError("backend 'envpool' stacks frames only of Atari games, in grey, and stacks them always")
     kwargs = dict(plan.kwargs)
