@@ -36,7 +36,7 @@ class Peer(NamedTuple):
 
 
 class Alone(NamedTuple):
-    """Every task of a run, beside a run of that task alone with as many steps of it."""
+    """Every task of a run, beside a run of that task alone with as many steps."""
 
     tasks: tuple[str, ...]
     share: float  # of its return
@@ -138,8 +138,7 @@ def measure(name: str, seed: int, out: Path, *, peer: str = "") -> dict:
     steps = [] if bar.steps is None else [f"total_timesteps={bar.steps}" if ours else str(bar.steps)]
     steps += bar.overrides if ours else []
     if ours and peer:
-        assert isinstance(bar.bar, Alone)
-        steps += [f"env_id={peer}", f"total_timesteps={all_steps(bar) // len(bar.bar.tasks)}"]
+        steps += alone(bar, peer)
     words = [sys.executable, "-c", code, str(ROOT / bar.config), str(seed), str(bar.episodes), where, *steps]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(words, capture_output=True, text=True, env=environment, check=False)
@@ -151,10 +150,14 @@ def measure(name: str, seed: int, out: Path, *, peer: str = "") -> dict:
     return row | {"seed": seed, "peer": peer, "date": time.strftime("%Y-%m-%d")}
 
 
-def all_steps(bar: Bar) -> int:
+def alone(bar: Bar, env_id: str) -> list[str]:
+    """What makes of a run of several tasks one of a single task, with its share of the steps."""
     from rl_training import load_config
 
-    return bar.steps or load_config(ROOT / bar.config).total_timesteps
+    config = load_config(ROOT / bar.config)
+    task = next(task for task in config.tasks if task.env_id == env_id)
+    steps = (bar.steps or config.total_timesteps) // len(config.tasks)
+    return [f"env_id={env_id}", f"total_timesteps={steps}", f"env_kwargs={json.dumps(task.env_kwargs)}"]
 
 
 def wanted(bar: Bar) -> str:
@@ -222,7 +225,7 @@ def table(results: dict[str, list[dict]]) -> str:
 
 def line(name: str, config: str, bar: Bar, rows: list[dict], verdict: str = "") -> str:
     evals, trains = (told(row, bar) for row in rows), (f"{row['train']:.1f}" for row in rows if "train" in row)
-    seconds = [spread([row[key] for row in rows]) for key in ("cpu", "wall")]
+    seconds = [spread([row[key] for row in rows if key in row]) for key in ("cpu", "wall")]
     steps, bars = f"{rows[0]['steps']:,}", "" if rows[0].get("peer") else wanted(bar)
     cells = [name, config, steps, bars, ", ".join(evals), ", ".join(trains), verdict, *seconds]
     return f"| {' | '.join(cells)} |"
@@ -239,7 +242,8 @@ def told(row: dict, bar: Bar) -> str:
 
 
 def spread(values: list[float]) -> str:
-    return f"{min(values):.0f}" if len(values) == 1 else f"{min(values):.0f} to {max(values):.0f}"
+    low, high = (f"{limit(values, default=math.nan):.0f}" for limit in (min, max))
+    return "" if not values else low if len(values) == 1 else f"{low} to {high}"
 
 
 def machine() -> str:
