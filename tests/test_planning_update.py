@@ -378,6 +378,44 @@ def test_priorities_are_the_errors_of_the_sequences_drawn(case: str) -> None:
         np.testing.assert_allclose(replay.priorities.priority[given[-1][0]], given[-1][1])
 
 
+def test_steps_at_once_are_steps_on_parts_of_one_batch() -> None:
+    algorithm = make("efficientzero", priority_exponent=0.7, beta=0.5, batch_size=8)
+    replay = Diary(algorithm.make_replay(2)).play(steps(40)).replay
+    replay.columns["action"] %= 3
+    replay.set_priorities(np.flatnonzero(replay.valid), np.random.default_rng(0).uniform(0.1, 3.0, replay.valid.sum()))
+    made, seen, given = [], [], []
+    targets, update, set_priorities = algorithm.targets, algorithm.update, replay.set_priorities
+    algorithm.targets = lambda *a: (made.append((a[1], targets(*a))), made[-1][1])[1]
+    algorithm.update = lambda batch: (seen.append((batch, update(batch))), seen[-1][1])[1]
+    replay.set_priorities = lambda *a: (given.append(a), set_priorities(*a))[1]  # type: ignore[method-assign]
+    before = algorithm.model.state_dict()["policy.weight"].clone()
+    assert len(algorithm.steps_at_once(replay, 3)) == 3
+    ((index, whole),) = made
+    assert len(index) == 24
+    for key, value in whole.items():
+        parts = [batch[key] for batch, _ in seen]
+        assert len({len(part) for part in parts}) == 1
+        np.testing.assert_array_equal(np.concatenate(parts), value)
+    for batch, _ in seen:
+        assert batch["weight"].max() == 1, "each batch has weights of its own"
+    ((at, priority),) = given
+    np.testing.assert_array_equal(at, index)
+    errors = np.concatenate([error.abs().numpy() for _, (_, error) in seen])
+    np.testing.assert_allclose(priority, errors + algorithm.PRIORITY_FLOOR, rtol=1e-5)
+    assert not torch.equal(before, algorithm.model.state_dict()["policy.weight"])
+
+
+@pytest.mark.parametrize(("device", "expected"), [("cpu", [1, 1, 1]), ("cuda", [3])])
+def test_steps_are_taken_at_once_on_a_gpu_alone(device: str, expected: list[int]) -> None:
+    algorithm = make("muzero")
+    algorithm.device = torch.device(device)
+    counts: list[int] = []
+    algorithm.steps_at_once = lambda replay, count: (counts.append(count), [{}] * count)[1]
+    assert list(algorithm.take_steps(None, 0)) == []
+    assert len(list(algorithm.take_steps(None, 3))) == 3
+    assert counts == expected
+
+
 def test_importance_weights_reach_the_update() -> None:
     algorithm = make("muzero", priority_exponent=1.0, beta=0.7, batch_size=8)
     diary = Diary(algorithm.make_replay(2)).play(steps(40))

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
+from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -172,14 +173,31 @@ class PlanningAlgorithm(ReplayAlgorithm):
                 statistic.copy_(newer)
         self.target_planner.refresh()
 
+    def take_steps(self, replay: Replay, count: int) -> Iterator[dict[str, Tensor]]:
+        """On a GPU many observations take hardly longer than few: there the targets of all steps are made at once."""
+        at_once = count if self.device.type == "cuda" else 1
+        for _ in range(count // at_once if count else 0):
+            yield from self.steps_at_once(replay, at_once)
+
     def one_step(self, replay: Replay) -> dict[str, Tensor]:
-        hp = self.hp
-        index, weight = replay.draw(hp.batch_size, self.rng, beta=hp.beta, exponent=hp.priority_exponent)
-        batch = self.targets(replay, index) | {"weight": weight}
-        report, error = self.update(self.to_tensors(batch))
-        replay.set_priorities(index, error.abs().cpu().double().numpy() + self.PRIORITY_FLOOR)
+        return self.steps_at_once(replay, 1)[0]
+
+    def steps_at_once(self, replay: Replay, count: int) -> list[dict[str, Tensor]]:
+        """Gradient steps on batches that are drawn and given their targets together."""
+        hp, reports, errors = self.hp, [], []
+        drawn = [
+            replay.draw(hp.batch_size, self.rng, beta=hp.beta, exponent=hp.priority_exponent) for _ in range(count)
+        ]
+        index = np.concatenate([places for places, _ in drawn])
+        weight = np.concatenate([weights for _, weights in drawn if weights is not None])
+        batches = self.to_tensors(self.targets(replay, index) | {"weight": weight})
+        for number in range(count):
+            report, error = self.update(part(batches, number, count))
+            reports.append(report)
+            errors.append(error)
+        replay.set_priorities(index, torch.cat(errors).abs().cpu().double().numpy() + self.PRIORITY_FLOOR)
         self.planner.refresh()
-        return report
+        return reports
 
     def to_tensors(self, batch: dict[str, Any]) -> Batch:
         return {key: to_device(tree_map(torch.as_tensor, value), self.device) for key, value in batch.items()}
@@ -370,6 +388,11 @@ def model_options(hp: PlanningHyperparameters) -> dict[str, Any]:
         "blocks",
     )
     return {name: getattr(hp, name) for name in names}
+
+
+def part(batches: Batch, number: int, count: int) -> Batch:
+    """Batch `number` of `count` that lie one after the other, whatever a batch has of each kind."""
+    return {key: tree_map(lambda x: x.chunk(count)[number], value) for key, value in batches.items()}
 
 
 def scale_gradient(x: Tensor, scale: float) -> Tensor:

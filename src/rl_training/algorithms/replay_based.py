@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -85,11 +86,16 @@ class ReplayAlgorithm(Tunable, ABC):
     def learn(self, replay: Replay) -> dict[str, list[Tensor]]:
         """The gradient steps that are due; what they report stays on the device."""
         reports: dict[str, list[Tensor]] = {}
-        for _ in range(self.steps_due(replay.added)):
-            for name, value in self.one_step(replay).items():
+        for report in self.take_steps(replay, self.steps_due(replay.added)):
+            for name, value in report.items():
                 reports.setdefault(name, []).append(value)
             self.gradient_steps += 1
         return reports
+
+    def take_steps(self, replay: Replay, count: int) -> Iterator[dict[str, Tensor]]:
+        """So many gradient steps, and what each reports."""
+        for _ in range(count):
+            yield self.one_step(replay)
 
     def steps_due(self, added: int) -> int:
         """Gradient steps to take after `added` env steps: none before learning starts, and nothing to catch up then."""
