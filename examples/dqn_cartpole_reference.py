@@ -22,6 +22,7 @@ config = TrainConfig(
     num_envs=1,
     algo_kwargs={
         "hidden_sizes": [128, 128],
+        "buffer_capacity": 80_000,
         "batch_size": 64,
         "double": True,
         "n_step": 3,

@@ -26,6 +26,8 @@ config = TrainConfig(
         "learning_rate": {"kind": "linear", "start": 2e-3, "end": 1e-4},
         "utd_ratio": 0.5,
         "priority_exponent": 0.0,
+        "unroll_coef": 5.0,
+        "hidden_gradient_scale": 1.0,
     },
 )
 result = train(config)

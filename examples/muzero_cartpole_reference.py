@@ -23,10 +23,12 @@ config = TrainConfig(
     num_envs=16,
     algo_kwargs={
         "num_simulations": 50,
-        "temperature": {"kind": "linear", "start": 1.0, "end": 0.1},
-        "learning_rate": {"kind": "linear", "start": 2e-3, "end": 1e-4},
-        "utd_ratio": 0.5,
+        "temperature": {"kind": "linear", "start": 0.5, "end": 0.05},
+        "learning_rate": {"kind": "linear", "start": 2e-3, "end": 1e-5},
+        "utd_ratio": 1.0,
         "priority_exponent": 0.0,
+        "unroll_coef": 5.0,
+        "hidden_gradient_scale": 1.0,
     },
 )
 result = train(config)

@@ -7,9 +7,40 @@ import sys
 
 import pytest
 
+import rl_training
 from conftest import REPOSITORY
+from rl_training import load_config
+from rl_training.runtime.controls import Controls
+from rl_training.runtime.registry import ALGORITHMS
 
 SCRIPTS = sorted((REPOSITORY / "examples").glob("*_reference.py"))
+
+
+class Seen(Exception):
+    pass
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda p: p.stem)
+def test_a_reference_script_has_the_numbers_of_its_config(script, monkeypatch):
+    """What was tuned and measured is the config: a script that lags behind would learn worse."""
+    seen = []
+    monkeypatch.setattr(sys, "argv", [str(script)])
+    monkeypatch.setattr(rl_training, "train", lambda config, **_: seen.append(config) or stop())
+    with pytest.raises(Seen):
+        runpy.run_path(str(script), run_name="__main__")
+    (ours,) = seen
+    name = script.stem.removeprefix(f"{ours.algo}_").removesuffix("_reference")
+    config = load_config(REPOSITORY / "configs" / ours.algo / f"{name}.yaml")
+    assert numbers(ours) == numbers(config)
+
+
+def stop():
+    raise Seen
+
+
+def numbers(config):
+    controls = Controls(ALGORITHMS[config.algo].recipe.hyperparameters, config.algo_kwargs, config.horizon)
+    return config.tasks, config.num_envs, config.total_timesteps, controls.resolved()
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda p: p.stem)
