@@ -177,20 +177,19 @@ def reached(name: str, rows: list[dict]) -> bool:
     bar = BARS[name]
     ours, peers = parted(rows)
     if isinstance(bar.bar, Alone):
-        alone = {(row["peer"], row["seed"]): row["eval"] for row in peers}
-        pairs = [(row["tasks"][task], alone.get((task, row["seed"]))) for row in ours for task in bar.bar.tasks]
+        singles = {(row["peer"], row["seed"]): row["eval"] for row in peers}
+        pairs = [(row["tasks"][task], singles.get((task, row["seed"]))) for row in ours for task in bar.bar.tasks]
         slack = 1 - bar.bar.share  # of the absolute return: most are negative
         return len(ours) == bar.seeds and all(
             single is not None and score >= single - slack * abs(single) for score, single in pairs
         )
     if isinstance(bar.bar, Peer):
-        mean, theirs = (fmean(row["eval"] for row in part) if part else math.nan for part in (ours, peers))
-        return len(ours) == len(peers) == bar.seeds and mean >= theirs
+        enough = len(ours) == len(peers) == bar.seeds
+        return enough and fmean(row["eval"] for row in ours) >= fmean(row["eval"] for row in peers)
     if bar.bar is None:
         return True
-    numbers = [row[bar.of] for row in ours]
-    enough = min(numbers) > bar.bar if bar.of == "wins" else min(numbers) >= bar.bar
-    return len(ours) == bar.seeds and enough
+    worst = min((row[bar.of] for row in ours), default=-math.inf)
+    return len(ours) == bar.seeds and (worst > bar.bar if bar.of == "wins" else worst >= bar.bar)
 
 
 def parted(rows: list[dict]) -> tuple[list[dict], list[dict]]:
@@ -199,24 +198,27 @@ def parted(rows: list[dict]) -> tuple[list[dict], list[dict]]:
 
 
 def table(results: dict[str, list[dict]]) -> str:
+    fewer = ", ".join(f"{name}: {bar.episodes}" for name, bar in BARS.items() if bar.episodes != EPISODES)
     lines = [
         "# Results",
         "",
         f"Made by `make accept` (`python benchmarks/accept.py NAME` for one row) on {machine()}, one core per run.",
-        f"`eval`: mean return of {EPISODES} deterministic episodes on fresh environments with the weights at the end "
-        "of training, per seed (0, 1, ...). `train`: the last 100 training episodes. Seconds are for training alone.",
+        f"`eval`: mean return of {EPISODES} deterministic episodes ({fewer}) on fresh environments with the weights at "
+        "the end of training, per seed (0, 1, ...). `train`: the last 100 training episodes. Seconds are for training "
+        "alone.",
         "",
         "| run | config | env steps | bar | eval per seed | train per seed | reached | CPU s | wall s |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for name, bar in BARS.items():
-        rows = results.get(name)
-        if not rows:
-            lines.append(f"| {name} | `{bar.config}` | | {wanted(bar)} | not run | | | | |")
-            continue
-        verdict = "" if bar.bar is None else "yes" if reached(name, rows) else "**no**"
+        rows = results.get(name, [])
         ours, peers = parted(rows)
-        lines.append(line(name, f"`{bar.config}`", bar, ours, verdict))
+        config = f"`{bar.config}`" + (", on a GPU" if bar.gpu else "")
+        verdict = "" if bar.bar is None else "yes" if reached(name, rows) else "**no**"
+        if ours:
+            lines.append(line(name, config, bar, ours, verdict))
+        else:  # what runs beside it may be through first
+            lines.append(f"| {name} | {config} | | {wanted(bar)} | not run | | | | |")
         for peer in dict.fromkeys(row["peer"] for row in peers):
             beside = [row for row in peers if row["peer"] == peer]
             lines.append(line("the same", peer if peer == SB3 else f"{peer} alone", bar._replace(of="eval"), beside))
@@ -242,8 +244,9 @@ def told(row: dict, bar: Bar) -> str:
 
 
 def spread(values: list[float]) -> str:
-    low, high = (f"{limit(values, default=math.nan):.0f}" for limit in (min, max))
-    return "" if not values else low if len(values) == 1 else f"{low} to {high}"
+    if len(values) < 2:
+        return "".join(f"{value:.0f}" for value in values)
+    return f"{min(values):.0f} to {max(values):.0f}"
 
 
 def machine() -> str:

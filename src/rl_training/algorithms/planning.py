@@ -175,8 +175,8 @@ class PlanningAlgorithm(ReplayAlgorithm):
 
     def take_steps(self, replay: Replay, count: int) -> Iterator[dict[str, Tensor]]:
         """On a GPU many observations take hardly longer than few: there the targets of all steps are made at once."""
-        at_once = count if self.device.type == "cuda" else 1
-        for _ in range(count // at_once if count else 0):
+        at_once = max(count, 1) if self.device.type == "cuda" else 1
+        for _ in range(0, count, at_once):
             yield from self.steps_at_once(replay, at_once)
 
     def one_step(self, replay: Replay) -> dict[str, Tensor]:
