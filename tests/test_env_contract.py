@@ -287,6 +287,7 @@ def test_an_action_lasts_no_longer_than_its_episode():
     step = runner.step(constant([0]))
     assert step["terminated"][0]
     assert 5 < step["reward"][0] < 15, "a pole that is always pushed one way falls within so many steps"
+    assert abs(step["next_obs"][0, 2]) < 0.3, "it has just fallen: the limit is 0.21"
 
 
 @pytest.mark.parametrize(
@@ -294,10 +295,12 @@ def test_an_action_lasts_no_longer_than_its_episode():
     [
         ("ConnectFour-v0", {}, "moves of both players"),
         ("CartPole-v1", {"backend": "vector"}, "takes no wrappers in vectorised form"),
+        ("CartPole-v1", {"backend": "envpool"}, "cannot express wrappers.action_repeat"),
         ("ALE/Pong-v5", {"wrappers": {"atari": True}}, "wrappers.atari.frame_skip repeats"),
     ],
 )
-def test_where_actions_cannot_last(env_id, kwargs, message):
+def test_where_actions_cannot_last(env_id, kwargs, message, monkeypatch):
+    monkeypatch.setitem(sys.modules, "envpool", types.SimpleNamespace())
     if env_id.startswith("ALE/"):
         pytest.importorskip("ale_py")
     kwargs = kwargs | {"wrappers": {"action_repeat": 2, **kwargs.get("wrappers", {})}}
