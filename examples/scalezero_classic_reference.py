@@ -30,14 +30,14 @@ config = TrainConfig(
     },
     algo_kwargs={
         "num_simulations": 16,
-        "temperature": {"kind": "linear", "start": 0.5, "end": 0.1},
-        "gamma": 0.997,
+        "temperature": {"kind": "linear", "start": 0.25, "end": 0.1},
+        "gamma": 0.99,
         "n_step": 10,
         "learning_rate": {"kind": "linear", "start": 1e-3, "end": 1e-4},
         "utd_ratio": 0.15,
         "num_adapters": 2,
-        "base_stage_steps": 5_000,
-        "stage_steps": 2_000,
+        "base_stage_steps": 8_000,
+        "stage_steps": 500,
         "target_returns": {"CartPole-v1": 475.0, "Acrobot-v1": -85.0, "MountainCar-v0": -110.0},
     },
 )
