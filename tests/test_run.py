@@ -16,6 +16,7 @@ import torch
 import yaml
 
 from rl_training import TrainingInterrupted, load_policy, resume_training, train
+from rl_training.algorithms.muzero import MuZeroHyperparameters
 from rl_training.config import InputError
 from rl_training.envs.tasks import clips_reward
 from rl_training.runtime import evaluation
@@ -23,7 +24,7 @@ from rl_training.runtime import run as run_module
 from rl_training.runtime.a2c_trainer import train_a2c
 from rl_training.runtime.checkpoints import load_checkpoint
 from rl_training.runtime.randomness import STREAMS, seed_of, untouched_global_state
-from rl_training.runtime.setup import wandb_options
+from rl_training.runtime.setup import pick_device, wandb_options
 from rl_training.types import Spaces
 from test_checkpoint_workflows import stop_at, wait_for
 from test_contract import assert_equal_state
@@ -317,3 +318,18 @@ def test_an_interrupt_during_the_last_evaluation_is_heeded(tiny_config, monkeypa
     with pytest.raises(TrainingInterrupted) as caught:
         train(tiny_config("a2c"), progress="silent")
     assert caught.value.result.metrics["global_step"] == 256
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "network", "expected"),
+    [
+        ((4, 84, 84), np.uint8, "auto", "cuda"),
+        ((4,), np.float32, "mlp", "cpu"),
+        ((3, 6, 7), np.float32, "conv", "cuda"),
+        ((3, 6, 7), np.float32, "auto", "cpu"),
+    ],
+)
+def test_auto_takes_a_gpu_for_images_and_for_towers(monkeypatch, shape, dtype, network, expected):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    spaces = [Spaces(gym.spaces.Box(0, 255, shape, dtype), gym.spaces.Discrete(2))]
+    assert pick_device("auto", spaces, MuZeroHyperparameters(network=network)).type == expected

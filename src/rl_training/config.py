@@ -99,7 +99,8 @@ class TrainConfig:
     seed: Int = Field(default=0, ge=0, description="decides everything that is random")
     num_envs: Int = Field(default=8, ge=1, description="environments stepped side by side, for each task")
     device: str = Field(
-        default="auto", description="auto, cpu, cuda, cuda:1, mps; auto: cuda where there is one and it pays"
+        default="auto",
+        description="auto, cpu, cuda, cuda:1, mps; auto: cuda where there is one and it pays, for images and towers",
     )
     eval_interval: Int = Field(default=0, ge=0, description="env steps between evaluations; 0: only at the end")
     eval_episodes: Int = Field(default=10, ge=1, description="episodes per evaluation, of each task")

@@ -26,8 +26,11 @@ LOOSE = {"reassoc", "contract", "nsz"}
 CHUNK = 32  # trees searched at a time where the network is inside
 # numpy's division: with Python's, every one is a place to raise from, and code takes two to four times as long.
 compiled = njit(cache=True, nogil=True, error_model="numpy")
+# Nor are references counted: every view of an array and every branch would count one up and down, in two thirds more
+# time. What makes an array therefore is `compiled`, and hands it to the rest, which only looks at it.
+PLAIN = {"error_model": "numpy", "_nrt": False}
 # A call would hand all arrays of a tree over, at more than the cost of what it does.
-inlined = njit(forceinline=True, error_model="numpy")
+inlined = njit(forceinline=True, **PLAIN)
 
 
 class Tree(NamedTuple):
@@ -94,7 +97,7 @@ def _as_float(context: Any, bits: Any) -> Any:
     return types.float32(types.int32), build
 
 
-@njit(inline="always", fastmath=LOOSE)
+@njit(inline="always", fastmath=LOOSE, **PLAIN)
 def _exp(x):
     """e^x in float32 to 2e-7, without a branch: loops over it become vector instructions, which math.exp's do not."""
     x = min(max(x, np.float32(-87.0)), np.float32(88.0))
@@ -110,7 +113,7 @@ def _exp(x):
     return p * _as_float(np.int32((np.int32(power) + np.int32(127)) << np.int32(23)))  # type: ignore[call-arg]
 
 
-@njit(fastmath=LOOSE, forceinline=True, error_model="numpy")
+@njit(fastmath=LOOSE, forceinline=True, **PLAIN)
 def softmax(x, out):
     """out = softmax of x, both [A]."""
     top = x[0]
@@ -305,7 +308,7 @@ def improved(tree, b, node, wanted, numbers, q, scratch):
 # The network, where it is a small perceptron: see Perceptrons for what its arrays are.
 
 
-@njit(error_model="numpy")
+@njit(**PLAIN)
 def linear(x, weight, out, rows):
     """out [rows, :] += x @ weight, weight [blocks, in, LANES] of the outputs. No thread is started."""
     inputs, outputs = weight.shape[1], weight.shape[0] * LANES
@@ -340,7 +343,7 @@ class Perceptrons(NamedTuple):
     board: bool  # value and reward are tanh of one output each, not a support
 
 
-@njit(fastmath=LOOSE, error_model="numpy")
+@njit(fastmath=LOOSE, **PLAIN)
 def _activate(x, rows, width, tanh):
     for i in range(rows):
         for j in range(width):
@@ -351,9 +354,10 @@ def _activate(x, rows, width, tanh):
                 x[i, j] = max(x[i, j], np.float32(0.0))
 
 
-@njit(error_model="numpy")
+@njit(**PLAIN)
 def _layers(x, rows, weights, biases, buffers, tanh):
-    """The last hidden layer [rows, :] of a trunk, given the biases [rows, :] of its first, in the first buffer."""
+    """The number of the buffer with the last hidden layer [rows, :] of a trunk, given the biases [rows, :] of its first
+    in the first buffer."""
     for layer in range(len(weights)):
         out = buffers[layer % 2]
         if layer > 0:
@@ -361,7 +365,7 @@ def _layers(x, rows, weights, biases, buffers, tanh):
         linear(x, weights[layer], out, rows)
         _activate(out, rows, weights[layer].shape[0] * LANES, tanh)
         x = out
-    return x
+    return (len(weights) - 1) % 2
 
 
 @inlined
@@ -371,13 +375,13 @@ def _copy(x, out):
         out[j] = x[j]
 
 
-@njit(error_model="numpy")
+@njit(**PLAIN)
 def _fill(out, bias, rows):
     for i in range(rows):
         _copy(bias, out[i])
 
 
-@njit(fastmath=LOOSE | {"nnan"}, error_model="numpy")
+@njit(fastmath=LOOSE | {"nnan"}, **PLAIN)
 def _scale_state(x, out):
     """out = x [S] stretched to [0, 1]."""
     low = high = x[0]
@@ -388,7 +392,7 @@ def _scale_state(x, out):
         out[j] = (x[j] - low) * scale
 
 
-@njit(fastmath=LOOSE, error_model="numpy")
+@njit(fastmath=LOOSE, **PLAIN)
 def _decode(logits, scratch, board):
     """The number that the logits of a support mean: h^-1 of the mean atom."""
     if board:
@@ -406,7 +410,7 @@ def _decode(logits, scratch, board):
     return inverse(moment / total)
 
 
-@njit(error_model="numpy")
+@njit(**PLAIN)
 def inverse(y):
     """h^-1 of h(x) = sign(x) (sqrt(|x| + 1) - 1) + 0.001 x, in the form of ops.support that subtracts nothing."""
     u = 2.0 * y / (math.sqrt(1.002 * 1.002 + 0.004 * abs(y)) + 1.002)
@@ -416,8 +420,12 @@ def inverse(y):
 @compiled
 def decode(logits, atoms, word):
     """word [B, P + 2] of logits [B, P + atoms + ...]: of a policy, a value with so many atoms, a reward."""
+    _decode_rows(logits, atoms, word, np.empty(logits.shape[1], np.float32))
+
+
+@njit(**PLAIN)
+def _decode_rows(logits, atoms, word, scratch):
     policy = word.shape[1] - 2
-    scratch = np.empty(logits.shape[1], np.float32)
     for i in range(len(word)):
         _copy(logits[i, :policy], word[i])
         value, reward = logits[i, policy : policy + atoms], logits[i, policy + atoms :]
@@ -425,7 +433,7 @@ def decode(logits, atoms, word):
         word[i, policy + 1] = _decode(reward, scratch, len(reward) == 1)
 
 
-@njit(error_model="numpy")
+@njit(**PLAIN)
 def evaluate(tree, net, states, node, begin, end, state, buffers, scratch, word):
     """The network's word on node number `node` of the trees [begin, end); its states go where they belong."""
     rows, size, actions = end - begin, states.shape[2], tree.legal.shape[1]
@@ -434,7 +442,7 @@ def evaluate(tree, net, states, node, begin, end, state, buffers, scratch, word)
         b = begin + i
         _copy(states[tree.leaf[0, b], b], state[i])
         _copy(net.of_action[tree.leaf[1, b]], buffers[0, i])
-    hidden = _layers(state, rows, net.dynamics, net.dynamics_bias, buffers, net.tanh)
+    hidden = buffers[_layers(state, rows, net.dynamics, net.dynamics_bias, buffers, net.tanh)]
     _fill(out, net.outcome_bias, rows)
     linear(hidden, net.outcome, out, rows)
     for i in range(rows):
@@ -442,7 +450,7 @@ def evaluate(tree, net, states, node, begin, end, state, buffers, scratch, word)
         _copy(state[i], states[node, begin + i])
         word[i, actions + 1] = _decode(out[i, size : len(net.outcome_bias)], scratch, net.board)
     _fill(buffers[0], net.prediction_bias[0], rows)
-    hidden = _layers(state, rows, net.prediction, net.prediction_bias, buffers, net.tanh)
+    hidden = buffers[_layers(state, rows, net.prediction, net.prediction_bias, buffers, net.tanh)]
     _fill(out, net.heads_bias, rows)
     linear(hidden, net.heads, out, rows)
     for i in range(rows):
@@ -485,15 +493,14 @@ def compose(root: Any, interior: Any, q_transform: Any, label: str) -> Variant:
         tree.leaf[0, b], tree.leaf[1, b] = node, action
         tree.depth[b] = max(tree.depth[b], depth)
 
-    @njit(nogil=True, error_model="numpy")
+    @njit(**PLAIN)
     @labelled(label)
-    def grow(tree, begin, end, node, word, discount, table, numbers):
+    def step(tree, begin, end, node, word, discount, table, numbers, q, scratch):
         """Put the network's word on node number `node` of the trees [begin, end) where it belongs, and find the next.
 
         word [end - begin, A + 2]: logits, value, reward. discount [B]. table [considered + 1, simulations].
         """
         actions = word.shape[1] - 2
-        q, scratch = np.empty(actions, np.float32), np.empty(actions, np.float32)
         for b in range(begin, end):
             said = word[b - begin]
             expand(tree, b, node, said[:actions], said[actions], said[actions + 1], discount[b])
@@ -502,6 +509,14 @@ def compose(root: Any, interior: Any, q_transform: Any, label: str) -> Variant:
                 select(tree, b, table[tree.considered[b], node], numbers, q, scratch)
             else:
                 q_transform(tree, b, ROOT, numbers, tree.transformed[b])
+
+    @njit(nogil=True, error_model="numpy")
+    @labelled(label)
+    def grow(tree, begin, end, node, word, discount, table, numbers):
+        """See step."""
+        actions = word.shape[1] - 2
+        q, scratch = np.empty(actions, np.float32), np.empty(actions, np.float32)
+        step(tree, begin, end, node, word, discount, table, numbers, q, scratch)
 
     @njit(nogil=True, error_model="numpy")
     @labelled(label)
@@ -515,17 +530,18 @@ def compose(root: Any, interior: Any, q_transform: Any, label: str) -> Variant:
         rows, widest = min(batch, CHUNK), widest_layer(net)
         state, buffers = np.empty((rows, size), np.float32), np.empty((3, rows, widest), np.float32)
         word, scratch = np.empty((rows, actions + 2), np.float32), np.empty(widest, np.float32)
+        q, scores = np.empty(actions, np.float32), np.empty(actions, np.float32)
         for begin in range(0, batch, rows):
             end = min(begin + rows, batch)
-            grow(tree, begin, end, ROOT, root[begin:end], discount, table, numbers)
+            step(tree, begin, end, ROOT, root[begin:end], discount, table, numbers, q, scores)
             for node in range(1, table.shape[1] + 1):
                 evaluate(tree, net, states, node, begin, end, state, buffers, scratch, word)
-                grow(tree, begin, end, node, word, discount, table, numbers)
+                step(tree, begin, end, node, word, discount, table, numbers, q, scores)
 
     return Variant(grow, fused)
 
 
-@njit(error_model="numpy")
+@njit(**PLAIN)
 def widest_layer(net):
     widest = max(len(net.outcome), len(net.heads)) * LANES
     for bias in net.dynamics_bias:

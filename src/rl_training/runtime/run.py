@@ -127,8 +127,9 @@ class TrainingRun:
         )
         try:
             spaces = self.tasks.spaces
-            self.device = pick_device(config.device, spaces)
-            self.algorithm = build_algorithm(config, recipe, spaces, self.controls.at(0), self.device)
+            hp = self.controls.at(0)
+            self.device = pick_device(config.device, spaces, hp)
+            self.algorithm = build_algorithm(config, recipe, spaces, hp, self.device)
             self.players = make_players(self.algorithm, recipe, spaces, self.tasks.normalizers)
             check_evaluation(self.players, config)
             self._threads = torch.get_num_threads()

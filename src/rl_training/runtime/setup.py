@@ -75,8 +75,8 @@ def device_problem(name: str) -> str | None:
     return None
 
 
-def pick_device(name: str, spaces: Sequence[Spaces]) -> torch.device:
-    """auto: a GPU pays for images; small networks are faster where the environments are."""
+def pick_device(name: str, spaces: Sequence[Spaces], hp: Any) -> torch.device:
+    """auto: a GPU pays for images and towers; small networks are faster where the environments are."""
     if (problem := device_problem(name)) is not None:
         raise InputError(f"device {problem}")
     if name.startswith("cuda:"):
@@ -84,7 +84,8 @@ def pick_device(name: str, spaces: Sequence[Spaces]) -> torch.device:
     if name != "auto":
         return torch.device(name)
     images = any(is_image(part) for task in spaces for part in _parts(task.observation))
-    return torch.device("cuda" if torch.cuda.is_available() and images else "cpu")
+    pays = images or getattr(hp, "network", None) == "conv"
+    return torch.device("cuda" if pays and torch.cuda.is_available() else "cpu")
 
 
 def _parts(space: gym.Space) -> list[gym.Space]:

@@ -147,7 +147,7 @@ def _restore(checkpoint: Checkpoint, device: str) -> Restored:
     saved = [spaces_from_json(info if len(tasks) == 1 else info[task.env_id]) for task in tasks]
     spaces = [each.model for each in saved]
     hp = Controls(recipe.hyperparameters, config.algo_kwargs, config.horizon).at(checkpoint.step)
-    algorithm = build_algorithm(config, recipe, spaces, hp, pick_device(device, spaces))
+    algorithm = build_algorithm(config, recipe, spaces, hp, pick_device(device, spaces, hp))
     algorithm.load_state_dict(checkpoint.state["algorithm"])
     normalizers = [
         make_normalizer(task.env_kwargs, ObservationLayout(each.env_observation).space, 1)
