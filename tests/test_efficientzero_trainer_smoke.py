@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from planning_smoke import SCHEDULES, check_resume, check_schedules, check_self_play, smoke_config
 from rl_training import evaluate_checkpoint, train
@@ -51,14 +52,18 @@ def test_other_spaces(tiny_config, case):
 
 @pytest.mark.parametrize("augment", [True, False])
 def test_images_are_changed_where_it_is_wanted(tiny_config, augment, monkeypatch):
+    """Black ones, so that what is learned from is known."""
     from rl_training.algorithms import efficientzero
 
-    seen, original = [], efficientzero.augmented
-    spy = lambda obs, space, rng: (seen.append(obs.shape), original(obs, space, rng))[1]  # noqa: E731
-    monkeypatch.setattr(efficientzero, "augmented", spy)
+    learned_from, update = [], efficientzero.EfficientZero.update
+    monkeypatch.setattr(efficientzero, "augmented", lambda obs, space, rng: torch.zeros_like(obs))
+    monkeypatch.setattr(
+        efficientzero.EfficientZero, "update", lambda self, batch: (learned_from.append(batch), update(self, batch))[1]
+    )
     train(smoke_config(tiny_config, "efficientzero", "images", augment=augment), progress="silent")
-    assert bool(seen) == augment
-    assert set(seen) <= {(4, 4, 84, 84), (8, 4, 84, 84)}  # four first observations, and two that followed each
+    black = {key: {bool((batch[key] == 0).all()) for batch in learned_from} for key in ("obs", "next_obs")}
+    assert black == {"obs": {augment}, "next_obs": {augment}}
+    assert {batch["next_obs"].shape for batch in learned_from} == {(8, 4, 84, 84)}  # two that followed each of four
 
 
 def test_self_play(tiny_config):

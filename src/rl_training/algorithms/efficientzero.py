@@ -68,12 +68,11 @@ class EfficientZero(MuZero):
         followed = np.where(batch["policy_mask"][:, 1:] > 0, place[:, 1:], place[:, :1])
         return batch | {"next_obs": replay.observations(followed.reshape(-1))}
 
-    def update(self, batch: Batch) -> tuple[dict[str, Tensor], Tensor]:
-        if self.hp.augment:
-            batch = batch | {
-                key: augmented(batch[key], self.spaces.observation, self.rng) for key in ("obs", "next_obs")
-            }
-        return super().update(batch)
+    def as_learned_from(self, batch: Batch) -> Batch:
+        if not self.hp.augment:
+            return batch
+        space = self.spaces.observation
+        return batch | {key: augmented(batch[key], space, self.rng) for key in ("obs", "next_obs")}
 
     def coefficients(self) -> dict[str, float]:
         return super().coefficients() | {"consistency": self.hp.consistency_coef}

@@ -190,7 +190,7 @@ class PlanningAlgorithm(ReplayAlgorithm):
         ]
         index = np.concatenate([places for places, _ in drawn])
         weight = np.concatenate([weights for _, weights in drawn if weights is not None])
-        batches = self.to_tensors(self.targets(replay, index) | {"weight": weight})
+        batches = self.as_learned_from(self.to_tensors(self.targets(replay, index) | {"weight": weight}))
         for number in range(count):
             report, error = self.update(part(batches, number, count))
             reports.append(report)
@@ -198,6 +198,10 @@ class PlanningAlgorithm(ReplayAlgorithm):
         replay.set_priorities(index, torch.cat(errors).abs().cpu().double().numpy() + self.PRIORITY_FLOOR)
         self.planner.refresh()
         return reports
+
+    def as_learned_from(self, batch: Batch) -> Batch:
+        """What a variant changes at random in what it learns from, but not in what it draws targets from."""
+        return batch
 
     def to_tensors(self, batch: dict[str, Any]) -> Batch:
         return {key: to_device(tree_map(torch.as_tensor, value), self.device) for key, value in batch.items()}
