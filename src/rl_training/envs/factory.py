@@ -23,6 +23,7 @@ from rl_training.envs import atari
 from rl_training.envs.backends import EnvPoolEnvs, Envs, SyncEnvs, VectorEnvs
 from rl_training.envs.episodes import Episodes, episode_seed
 from rl_training.envs.repeat import ActionRepeat
+from rl_training.ops.threads import usable_cores
 from rl_training.types import Array
 
 # Measured on CartPole, median microseconds for one step of 8, 16, 32, 64 environments: sync 159, 197, 562, 1120;
@@ -245,11 +246,6 @@ def _ale(plan: Plan) -> Envs:
         return np.array([episode_seed(plan.seed, index, start) for index in range(plan.num_envs)])
 
     return VectorEnvs(env, seeds=seeds, episodic_life=plan.episodic_life, single_frame=stack is None)
-
-
-def usable_cores() -> int:
-    """Cores that this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _envpool(plan: Plan) -> Envs:

@@ -68,7 +68,7 @@ class TorchInference:
         policy, value = model.predict(next_state)
         logits = torch.cat([policy, value, reward], 1).numpy()
         word = np.empty((self.batch, model.policy_size + 2), np.float32)
-        decode(logits, value.shape[1], word)
+        decode(logits, value.shape[1], word, np.empty(logits.shape[1], np.float32))
         return next_state, word
 
 

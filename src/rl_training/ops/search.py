@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from rl_training.ops import tree as compiled
+from rl_training.ops.threads import in_parts
 from rl_training.ops.tree import Numbers, Perceptrons, Tree, Variant, make_tree
 from rl_training.types import Array
 
@@ -114,11 +115,19 @@ class Search:
         grow, _ = kernels(rules)
         tree, table = self._prepare(rules, len(root.value), num_simulations, legal, gumbel, knobs)
         numbers = knobs.numbers
-        batch = len(root.value)
-        grow(tree, 0, batch, 0, *_packed(root), table, numbers)
+
+        def step(node: int, said: Evaluation | Packed) -> None:
+            word, discount = _packed(said)
+
+            def part(begin: int, end: int) -> None:
+                room = np.empty((2, self.num_actions), np.float32)
+                grow(tree, begin, end, node, word[begin:end], discount, table, numbers, room)
+
+            in_parts(part, len(word), least=PART)
+
+        step(compiled.ROOT, root)
         for node in range(1, num_simulations + 1):
-            said = evaluate(node, tree.leaf[0], tree.leaf[1])
-            grow(tree, 0, batch, node, *_packed(said), table, numbers)
+            step(node, evaluate(node, tree.leaf[0], tree.leaf[1]))
         return _result(tree)
 
     def fused(
@@ -175,6 +184,7 @@ class Search:
 
 
 OWN = count()  # rules that do not ship
+PART = 256  # trees whose step takes longer than handing it to another thread
 
 
 @lru_cache

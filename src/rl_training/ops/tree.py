@@ -28,7 +28,7 @@ CHUNK = 32  # trees searched at a time where the network is inside
 compiled = njit(cache=True, nogil=True, error_model="numpy")
 # Nor are references counted: every view of an array and every branch would count one up and down, in two thirds more
 # time. What makes an array therefore is `compiled`, and hands it to the rest, which only looks at it.
-PLAIN = {"error_model": "numpy", "_nrt": False}
+PLAIN: dict[str, Any] = {"error_model": "numpy", "_nrt": False}
 # A call would hand all arrays of a tree over, at more than the cost of what it does.
 inlined = njit(forceinline=True, **PLAIN)
 
@@ -417,14 +417,9 @@ def inverse(y):
     return np.float32(u * (abs(u) + 2.0))
 
 
-@compiled
-def decode(logits, atoms, word):
+@njit(cache=True, nogil=True, **PLAIN)
+def decode(logits, atoms, word, scratch):
     """word [B, P + 2] of logits [B, P + atoms + ...]: of a policy, a value with so many atoms, a reward."""
-    _decode_rows(logits, atoms, word, np.empty(logits.shape[1], np.float32))
-
-
-@njit(**PLAIN)
-def _decode_rows(logits, atoms, word, scratch):
     policy = word.shape[1] - 2
     for i in range(len(word)):
         _copy(logits[i, :policy], word[i])
@@ -493,14 +488,15 @@ def compose(root: Any, interior: Any, q_transform: Any, label: str) -> Variant:
         tree.leaf[0, b], tree.leaf[1, b] = node, action
         tree.depth[b] = max(tree.depth[b], depth)
 
-    @njit(**PLAIN)
+    @njit(nogil=True, **PLAIN)
     @labelled(label)
-    def step(tree, begin, end, node, word, discount, table, numbers, q, scratch):
+    def grow(tree, begin, end, node, word, discount, table, numbers, room):
         """Put the network's word on node number `node` of the trees [begin, end) where it belongs, and find the next.
 
         word [end - begin, A + 2]: logits, value, reward. discount [B]. table [considered + 1, simulations].
+        room [2, A]: to write to.
         """
-        actions = word.shape[1] - 2
+        actions, q, scratch = word.shape[1] - 2, room[0], room[1]
         for b in range(begin, end):
             said = word[b - begin]
             expand(tree, b, node, said[:actions], said[actions], said[actions + 1], discount[b])
@@ -509,14 +505,6 @@ def compose(root: Any, interior: Any, q_transform: Any, label: str) -> Variant:
                 select(tree, b, table[tree.considered[b], node], numbers, q, scratch)
             else:
                 q_transform(tree, b, ROOT, numbers, tree.transformed[b])
-
-    @njit(nogil=True, error_model="numpy")
-    @labelled(label)
-    def grow(tree, begin, end, node, word, discount, table, numbers):
-        """See step."""
-        actions = word.shape[1] - 2
-        q, scratch = np.empty(actions, np.float32), np.empty(actions, np.float32)
-        step(tree, begin, end, node, word, discount, table, numbers, q, scratch)
 
     @njit(nogil=True, error_model="numpy")
     @labelled(label)
@@ -530,13 +518,13 @@ def compose(root: Any, interior: Any, q_transform: Any, label: str) -> Variant:
         rows, widest = min(batch, CHUNK), widest_layer(net)
         state, buffers = np.empty((rows, size), np.float32), np.empty((3, rows, widest), np.float32)
         word, scratch = np.empty((rows, actions + 2), np.float32), np.empty(widest, np.float32)
-        q, scores = np.empty(actions, np.float32), np.empty(actions, np.float32)
+        room = np.empty((2, actions), np.float32)
         for begin in range(0, batch, rows):
             end = min(begin + rows, batch)
-            step(tree, begin, end, ROOT, root[begin:end], discount, table, numbers, q, scores)
+            grow(tree, begin, end, ROOT, root[begin:end], discount, table, numbers, room)
             for node in range(1, table.shape[1] + 1):
                 evaluate(tree, net, states, node, begin, end, state, buffers, scratch, word)
-                step(tree, begin, end, node, word, discount, table, numbers, q, scores)
+                grow(tree, begin, end, node, word, discount, table, numbers, room)
 
     return Variant(grow, fused)
 
@@ -561,8 +549,8 @@ _gumbel_raw, _gumbel_raw_fused = compose(halving, improved, completed, "gumbel_r
 
 
 @compiled
-def muzero(tree, begin, end, node, word, discount, table, numbers):
-    _muzero(tree, begin, end, node, word, discount, table, numbers)
+def muzero(tree, begin, end, node, word, discount, table, numbers, room):
+    _muzero(tree, begin, end, node, word, discount, table, numbers, room)
 
 
 @compiled
@@ -571,8 +559,8 @@ def muzero_fused(tree, net, states, root, discount, table, numbers):
 
 
 @compiled
-def efficientzero(tree, begin, end, node, word, discount, table, numbers):
-    _efficientzero(tree, begin, end, node, word, discount, table, numbers)
+def efficientzero(tree, begin, end, node, word, discount, table, numbers, room):
+    _efficientzero(tree, begin, end, node, word, discount, table, numbers, room)
 
 
 @compiled
@@ -581,8 +569,8 @@ def efficientzero_fused(tree, net, states, root, discount, table, numbers):
 
 
 @compiled
-def gumbel(tree, begin, end, node, word, discount, table, numbers):
-    _gumbel(tree, begin, end, node, word, discount, table, numbers)
+def gumbel(tree, begin, end, node, word, discount, table, numbers, room):
+    _gumbel(tree, begin, end, node, word, discount, table, numbers, room)
 
 
 @compiled
@@ -591,8 +579,8 @@ def gumbel_fused(tree, net, states, root, discount, table, numbers):
 
 
 @compiled
-def gumbel_tree(tree, begin, end, node, word, discount, table, numbers):
-    _gumbel_tree(tree, begin, end, node, word, discount, table, numbers)
+def gumbel_tree(tree, begin, end, node, word, discount, table, numbers, room):
+    _gumbel_tree(tree, begin, end, node, word, discount, table, numbers, room)
 
 
 @compiled
@@ -601,8 +589,8 @@ def gumbel_tree_fused(tree, net, states, root, discount, table, numbers):
 
 
 @compiled
-def gumbel_raw(tree, begin, end, node, word, discount, table, numbers):
-    _gumbel_raw(tree, begin, end, node, word, discount, table, numbers)
+def gumbel_raw(tree, begin, end, node, word, discount, table, numbers, room):
+    _gumbel_raw(tree, begin, end, node, word, discount, table, numbers, room)
 
 
 @compiled

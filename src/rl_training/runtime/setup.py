@@ -16,8 +16,8 @@ import yaml
 
 from rl_training.algorithms.base import Algorithm
 from rl_training.config import InputError, TrainConfig
-from rl_training.envs.factory import usable_cores
 from rl_training.models.networks import is_image
+from rl_training.ops.threads import usable_cores
 from rl_training.runtime.checkpoints import Checkpoint
 from rl_training.runtime.controls import Controls
 from rl_training.runtime.randomness import generator, seed_of
