@@ -24,7 +24,7 @@ from rl_training.runtime import run as run_module
 from rl_training.runtime.a2c_trainer import train_a2c
 from rl_training.runtime.checkpoints import load_checkpoint
 from rl_training.runtime.randomness import STREAMS, seed_of, untouched_global_state
-from rl_training.runtime.setup import pick_device, wandb_options
+from rl_training.runtime.setup import pick_device, quick_kernels, wandb_options
 from rl_training.types import Spaces
 from test_checkpoint_workflows import stop_at, wait_for
 from test_contract import assert_equal_state
@@ -333,3 +333,22 @@ def test_auto_takes_a_gpu_for_images_and_for_towers(monkeypatch, shape, dtype, n
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     spaces = [Spaces(gym.spaces.Box(0, 255, shape, dtype), gym.spaces.Discrete(2))]
     assert pick_device("auto", spaces, MuZeroHyperparameters(network=network)).type == expected
+
+
+@pytest.mark.parametrize(("device", "during"), [("cuda", (True, "high")), ("cpu", (False, "highest"))])
+def test_a_gpu_takes_quick_kernels_as_long_as_the_run_lasts(device, during):
+    flags = lambda: (torch.backends.cudnn.benchmark, torch.get_float32_matmul_precision())  # noqa: E731
+    before = flags()
+    undo = quick_kernels(torch.device(device))
+    seen = flags()
+    undo()
+    assert (before, seen, flags()) == ((False, "highest"), during, (False, "highest"))
+
+
+def test_a_run_asks_for_quick_kernels_and_undoes_them(tiny_config, monkeypatch):
+    calls = []
+    monkeypatch.setattr(
+        run_module, "quick_kernels", lambda device: (calls.append(device.type), lambda: calls.append("undo"))[1]
+    )
+    train(tiny_config("ppo"), callbacks=[lambda run: calls.append("step")], progress="silent")
+    assert (calls[0], set(calls[1:-1]), calls[-1]) == ("cpu", {"step"}, "undo")

@@ -42,6 +42,7 @@ from rl_training.runtime.setup import (
     make_run_dir,
     pick_device,
     pick_threads,
+    quick_kernels,
     reuse_memory,
     wandb_options,
 )
@@ -356,6 +357,7 @@ class TrainingRun:
     def __enter__(self) -> TrainingRun:
         title = f"{self.config.algo} on {', '.join(self.tasks.names)}"
         self._clock_zero = time.perf_counter()
+        self._slow_kernels = quick_kernels(self.device)
         self.interrupts.install()
         self.progress.start(self.config.total_timesteps, title, self.step)
         for line in resume_notes(self):
@@ -367,6 +369,7 @@ class TrainingRun:
         # Last in, first out; one that fails does not keep the others from closing.
         with contextlib.ExitStack() as closing:
             closing.callback(torch.set_num_threads, self._threads)
+            closing.callback(self._slow_kernels)
             closing.callback(self.interrupts.remove)
             closing.callback(self.tasks.close)
             closing.callback(self.log.close)

@@ -100,6 +100,20 @@ def pick_threads(setting: int | str, algorithm: Algorithm, device: torch.device)
     return 1 if small or device.type != "cpu" else usable_cores()
 
 
+def quick_kernels(device: torch.device) -> Callable[[], None]:
+    """On a GPU, let convolutions try which kernel is the fastest for their sizes, which a run hardly changes, and have
+    matrix products round their factors as convolutions do anyway (TF32). Returns what undoes that."""
+    before = torch.backends.cudnn.benchmark, torch.get_float32_matmul_precision()
+
+    def use(benchmark: bool, precision: str) -> None:
+        torch.backends.cudnn.benchmark = benchmark
+        torch.set_float32_matmul_precision(precision)
+
+    if device.type == "cuda":
+        use(True, "high")
+    return lambda: use(*before)
+
+
 def reuse_memory() -> None:
     """Have the C library keep what is freed, for the next gradient step.
 
