@@ -101,17 +101,11 @@ def pick_threads(setting: int | str, algorithm: Algorithm, device: torch.device)
 
 
 def quick_kernels(device: torch.device) -> Callable[[], None]:
-    """On a GPU, let convolutions try which kernel is the fastest for their sizes, which a run hardly changes, and have
-    matrix products round their factors as convolutions do anyway (TF32). Returns what undoes that."""
-    before = torch.backends.cudnn.benchmark, torch.get_float32_matmul_precision()
-
-    def use(benchmark: bool, precision: str) -> None:
-        torch.backends.cudnn.benchmark = benchmark
-        torch.set_float32_matmul_precision(precision)
-
-    if device.type == "cuda":
-        use(True, "high")
-    return lambda: use(*before)
+    """On a GPU, let convolutions try which kernel is the fastest for their sizes, which a run hardly changes. Returns
+    what undoes that."""
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = before or device.type == "cuda"
+    return lambda: setattr(torch.backends.cudnn, "benchmark", before)
 
 
 def reuse_memory() -> None:
