@@ -253,7 +253,10 @@ class PlanningAlgorithm(ReplayAlgorithm):
     def renew_policies(
         self, replay: Replay, policy: dict[str, Array], place: Array, known: Array, fresh: Array
     ) -> None:
-        """Search sequences number `fresh` anew, with the target network, at all steps that are known [B, K + 1]."""
+        """Search sequences number `fresh` anew, with the target network, at all steps that are known [B, K + 1].
+
+        The replay keeps what was found: even where few are searched anew each time, no policy in it stays old for long.
+        """
         if not len(fresh):
             return
         known = known[fresh]
@@ -267,10 +270,12 @@ class PlanningAlgorithm(ReplayAlgorithm):
             planner=self.target_planner,
             **quiet,
         )
+        found = {"policy": plan.policy} | ({} if plan.candidates is None else {"candidates": plan.candidates})
+        found = {name: x.reshape(*known.shape, *x.shape[1:])[known] for name, x in found.items()}
         rows, steps = fresh[np.nonzero(known)[0]], np.nonzero(known)[1]
-        policy["policy"][rows, steps] = plan.policy.reshape(*known.shape, -1)[known]
-        if plan.candidates is not None:
-            policy["candidates"][rows, steps] = plan.candidates.reshape(*known.shape, *plan.candidates.shape[1:])[known]
+        for name, x in found.items():
+            policy[name][rows, steps] = x
+        replay.rewrite(place[known], found)
 
     def actions(self, action: Array, known: Array, count: int) -> Array:
         """[B, K] what was played; beyond the end any action, because the model must learn that none matters there."""
