@@ -232,30 +232,6 @@ def test_nothing_held_changes_at_whatever_moment_it_began() -> None:
                 replay.add(step)
 
 
-def test_what_is_rewritten_is_drawn_and_saved_but_not_into_what_is_held(tmp_path: Path) -> None:
-    replay, steps, rng = Replay(600, 2), stream(2), np.random.default_rng(0)
-    for step in islice(steps, 400):
-        replay.add(step)
-    for count in (1, 3, 1):
-        releases, states = [], []
-        for _ in range(count):  # several checkpoints at once, each with a change of its own
-            place = rng.choice(np.flatnonzero(replay.valid), 20, replace=False)
-            replay.rewrite(place, {"action": np.arange(20) + rng.integers(100, 1_000_000)})
-            releases.append(replay.hold())
-            states.append((replay.state_dict(), copy_of(replay.state_dict())))
-            replay.rewrite(place, {"action": np.arange(20)})
-            replay.rewrite(place[:2], {"action": np.array([7, 8])})
-            drawn = replay.transitions(place, gamma=GAMMA)
-            assert drawn["action"].tolist() == [7, 8, *range(2, 20)]
-            replay.add(next(steps))
-        for state, before in states:
-            assert_same(state, before)
-        for release in releases:
-            release()
-    loaded = through_a_file(replay, tmp_path / "step_0", 600, 2)
-    assert_same(*(learn_from(r, np.random.default_rng(1)) for r in (replay, loaded)))
-
-
 def test_draws_go_on_while_it_is_held() -> None:
     replay, naive = Replay(400, 2), NaiveReplay(400, 2)
     steps = stream(2)

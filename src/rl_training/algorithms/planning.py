@@ -132,6 +132,11 @@ class PlanningAlgorithm(ReplayAlgorithm):
         """What `plan` takes beside these to explore, as it is in force now: 0 would be none."""
         return {}
 
+    def numbers_in_play(self) -> dict[str, Any]:
+        """What `plan` takes where experience is made, or made as good as new."""
+        hp = self.hp
+        return {"temperature": hp.temperature, "num_simulations": hp.num_simulations, **self.exploration()}
+
     @property
     def discount(self) -> float:
         """What the value of the next state counts: its negative where that is the other player's."""
@@ -143,14 +148,12 @@ class PlanningAlgorithm(ReplayAlgorithm):
         return (-1.0, 1.0) if self.spaces.num_players == 2 else (math.inf, -math.inf)
 
     def act(self, obs: Observation, memory: Any, *, explore: bool, rng: np.random.Generator) -> Decision:
-        hp = self.hp
-        if explore:
-            numbers = {"temperature": hp.temperature, "num_simulations": hp.num_simulations, **self.exploration()}
-        else:
+        hp, numbers = self.hp, self.numbers_in_play()
+        if not explore:
             simulations = hp.num_simulations if hp.eval_num_simulations is None else hp.eval_num_simulations
             quiet = dict.fromkeys(self.exploration(), 0.0)
             numbers = {"temperature": hp.eval_temperature, "num_simulations": simulations, **quiet}
-        plan = self.plan(obs, rng=rng, **numbers)  # type: ignore[arg-type]
+        plan = self.plan(obs, rng=rng, **numbers)
         extras = {"policy": plan.policy, "root_value": plan.value}
         if plan.candidates is not None:
             extras["candidates"] = plan.candidates
@@ -255,27 +258,19 @@ class PlanningAlgorithm(ReplayAlgorithm):
     ) -> None:
         """Search sequences number `fresh` anew, with the target network, at all steps that are known [B, K + 1].
 
-        The replay keeps what was found: even where few are searched anew each time, no policy in it stays old for long.
+        As in play, noise included, as EfficientZero's sources have it. The replay keeps what was played: it was tried to
+        keep what is found here instead, and policies, searched again and again, narrowed down to the model's errors.
         """
         if not len(fresh):
             return
         known = known[fresh]
         place = np.where(known, place[fresh], place[fresh, :1])  # in place of what is not known any observation will do
-        quiet = dict.fromkeys(self.exploration(), 0.0)
-        plan = self.plan(
-            replay.observations(place.reshape(-1)),
-            temperature=0.0,
-            num_simulations=self.hp.num_simulations,
-            rng=self.rng,
-            planner=self.target_planner,
-            **quiet,
-        )
-        found = {"policy": plan.policy} | ({} if plan.candidates is None else {"candidates": plan.candidates})
-        found = {name: x.reshape(*known.shape, *x.shape[1:])[known] for name, x in found.items()}
+        obs = replay.observations(place.reshape(-1))
+        plan = self.plan(obs, rng=self.rng, planner=self.target_planner, **self.numbers_in_play())
         rows, steps = fresh[np.nonzero(known)[0]], np.nonzero(known)[1]
-        for name, x in found.items():
-            policy[name][rows, steps] = x
-        replay.rewrite(place[known], found)
+        policy["policy"][rows, steps] = plan.policy.reshape(*known.shape, -1)[known]
+        if plan.candidates is not None:
+            policy["candidates"][rows, steps] = plan.candidates.reshape(*known.shape, *plan.candidates.shape[1:])[known]
 
     def actions(self, action: Array, known: Array, count: int) -> Array:
         """[B, K] what was played; beyond the end any action, because the model must learn that none matters there."""

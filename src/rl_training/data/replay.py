@@ -67,7 +67,6 @@ class Replay:
         self.priorities = _priorities(places) if prioritized else None
         self._envs = np.arange(num_envs)
         self._held: list[Array] = []  # the cursors at the time of each checkpoint that is being written
-        self._apart: set[str] = set()  # columns that the newest of these does not read any more
         self._released = threading.Condition()
 
     def add(self, step: Step) -> None:
@@ -190,14 +189,6 @@ class Replay:
         there = self.valid[index]
         self.priorities.set(index[there], priority[there])
 
-    def rewrite(self, place: Array, columns: dict[str, Array]) -> None:
-        """Put rows [B] in place of what columns hold at places [B]; where one is named twice, the later row stays."""
-        for name, rows in columns.items():
-            if self._held and name not in self._apart:  # what a checkpoint reads of it stays as it was
-                self.columns[name] = self.columns[name].copy()
-                self._apart.add(name)
-            self.columns[name][place] = rows
-
     def transitions(self, index: Array, *, gamma: float, n_step: int = 1) -> Batch:
         """What `sample` gives, for transitions [B] of one's choice."""
         reward, last, steps = self._n_step(index, gamma, n_step)
@@ -296,7 +287,6 @@ class Replay:
         cursor = self.cursor.copy()
         with self._released:
             self._held = [*self._held, cursor]
-            self._apart = set()
 
         def release() -> None:
             with self._released:
