@@ -197,6 +197,13 @@ def test_masked_boards_are_learned_whole() -> None:
     assert_taught(batch | {"obs": np.zeros(len(index))}, taught)
 
 
+QUIET: dict[str, dict[str, Any]] = {
+    "muzero": {"root_exploration_fraction": 0.0},
+    "gumbel_muzero": {"temperature": 0.0},
+    "efficientzero": {"root_exploration_fraction": 0.0},
+}
+
+
 def renewed(algorithm: Any, diary: Diary, index: Array) -> Array:
     """[B, K + 1] which known policies are not those that were stored; each is that, or the target network's now."""
     before = {key: column.copy() for key, column in diary.replay.columns.items()}
@@ -221,7 +228,7 @@ def renewed(algorithm: Any, diary: Diary, index: Array) -> Array:
 @pytest.mark.parametrize("algo", ["muzero", "gumbel_muzero", "efficientzero"])
 def test_policies_are_searched_anew_by_the_target_network(algo: str, spaces: Spaces) -> None:
     limits = {"value_limit": 0, "reward_limit": 0} if spaces is BOARD else {}
-    algorithm = make(algo, spaces, reanalyse_ratio=1.0, **limits)
+    algorithm = make(algo, spaces, reanalyse_ratio=1.0, **QUIET[algo], **limits)
     diary = played(algorithm, 30)
     index = all_places(diary)
     fresh = renewed(algorithm, diary, index)
@@ -232,8 +239,19 @@ def test_policies_are_searched_anew_by_the_target_network(algo: str, spaces: Spa
     assert (np.abs(ours - theirs).max(1) > 0.1).mean() > 0.1  # the two networks can be told apart
 
 
+@pytest.mark.parametrize("algo", QUIET)
+def test_they_are_searched_with_the_noise_of_play(algo: str) -> None:
+    loud = {name: 1.0 for name in QUIET[algo]}
+    for numbers, alike in ((QUIET[algo], True), (loud, False)):
+        algorithm = make(algo, reanalyse_ratio=1.0, **numbers)
+        diary = played(algorithm)
+        index = all_places(diary)
+        first, second = (algorithm.targets(diary.replay, index)["policy"] for _ in range(2))
+        assert np.allclose(first, second) == alike
+
+
 def test_some_sequences_are_searched_anew_and_those_wholly() -> None:
-    algorithm = make("muzero", reanalyse_ratio=0.3)
+    algorithm = make("muzero", reanalyse_ratio=0.3, **QUIET["muzero"])
     diary = played(algorithm)
     index = np.tile(all_places(diary), 5)
     fresh = renewed(algorithm, diary, index)

@@ -323,7 +323,8 @@ def test_the_root_of_a_search_and_a_bootstrap_have_the_same_value():
 
 
 def test_reanalysed_policies_are_those_of_the_target_network():
-    algorithm, history = make(reanalyse_ratio=1.0, num_simulations=12), History(TASKS[1], seed=3)
+    algorithm = make(reanalyse_ratio=1.0, num_simulations=12, root_exploration_fraction=0.0)
+    history = History(TASKS[1], seed=3)
     player = algorithm.players[1]
     batch = player.targets(history.replay, np.flatnonzero(history.replay.valid))
     known = batch["policy_mask"].astype(bool)
