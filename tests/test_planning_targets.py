@@ -241,7 +241,7 @@ def test_policies_are_searched_anew_by_the_target_network(algo: str, spaces: Spa
 
 @pytest.mark.parametrize("algo", QUIET)
 def test_they_are_searched_with_the_noise_of_play(algo: str) -> None:
-    loud = {name: 1.0 for name in QUIET[algo]}
+    loud = dict.fromkeys(QUIET[algo], 1.0)
     for numbers, alike in ((QUIET[algo], True), (loud, False)):
         algorithm = make(algo, reanalyse_ratio=1.0, **numbers)
         diary = played(algorithm)
