@@ -37,6 +37,7 @@ class EfficientZeroHyperparameters(MuZeroHyperparameters):
     )
     priority_exponent: float = scalar(0.6, "0 draws all sequences alike, 1 in proportion to their error", high=1.0)
     beta: float = scalar(0.4, "how far importance weights undo that: 1 wholly", high=1.0)
+    unroll_coef: float = scalar(5.0, "weight of all unrolled steps together, beside the first, which weighs 1")
     consistency_coef: float = scalar(2.0, "weight of the distance between imagined states and those that came")
 
 
