@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from rl_training.algorithms.base import scalar, setting
 from rl_training.algorithms.optim import Adam, FlatParameters, backward, clipped_step
-from rl_training.algorithms.replay_based import CAPACITY, ReplayAlgorithm, ReplayHyperparameters
+from rl_training.algorithms.replay_based import CAPACITY, ReplayAlgorithm, ReplayHyperparameters, annealing
 from rl_training.data.replay import Replay
 from rl_training.models.acting import NumpyForward, flat, make_forward
 from rl_training.models.numpy_mlp import NumpyMLP
@@ -33,11 +33,6 @@ def exploration(exploration_fraction: float = 0.1, final_epsilon: float = 0.05) 
         return {"kind": "constant", "start": final_epsilon}
     duration = f"{100 * exploration_fraction:g}%"
     return {"kind": "linear", "start": 1.0, "end": final_epsilon, "duration": duration}
-
-
-def annealing() -> dict[str, Any]:
-    """The full correction matters most at the end, when learning converges (section 3.4 of Schaul et al.)."""
-    return {"kind": "linear", "start": 0.4, "end": 1.0}
 
 
 @dataclass(frozen=True)

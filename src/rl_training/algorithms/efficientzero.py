@@ -13,6 +13,7 @@ from torch import Tensor
 from rl_training.algorithms.base import scalar, setting
 from rl_training.algorithms.muzero import MuZero, MuZeroHyperparameters
 from rl_training.algorithms.planning import model_options, scale_gradient
+from rl_training.algorithms.replay_based import annealing
 from rl_training.data.replay import Replay
 from rl_training.models.efficientzero import EfficientZeroModel
 from rl_training.models.muzero import PlanningModel
@@ -36,7 +37,7 @@ class EfficientZeroHyperparameters(MuZeroHyperparameters):
         0.99, "share of sequences whose policy targets are searched anew, with the target network", high=1.0
     )
     priority_exponent: float = scalar(0.6, "0 draws all sequences alike, 1 in proportion to their error", high=1.0)
-    beta: float = scalar(0.4, "how far importance weights undo that: 1 wholly", high=1.0)
+    beta: float = scalar(0.4, "how far importance weights undo that: 1 wholly", high=1.0, schedule=annealing)
     unroll_coef: float = scalar(5.0, "weight of all unrolled steps together, beside the first, which weighs 1")
     consistency_coef: float = scalar(2.0, "weight of the distance between imagined states and those that came")
 

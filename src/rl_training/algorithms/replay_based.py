@@ -24,6 +24,11 @@ CAPACITY = "env steps kept; the end of an episode takes the room of one more, wi
 EXTRA_BYTES = 8  # of a step: the reward and three flags
 
 
+def annealing() -> dict[str, Any]:
+    """The full correction matters most at the end, when learning converges (section 3.4 of Schaul et al.)."""
+    return {"kind": "linear", "start": 0.4, "end": 1.0}
+
+
 @dataclass(frozen=True)
 class ReplayHyperparameters:
     hidden_sizes: tuple[int, ...] = setting((256, 256), "hidden layers of each network", low=1)
