@@ -258,8 +258,8 @@ class PlanningAlgorithm(ReplayAlgorithm):
     ) -> None:
         """Search sequences number `fresh` anew, with the target network, at all steps that are known [B, K + 1].
 
-        As in play, noise included, as EfficientZero's sources have it. The replay keeps the policies of play: with those
-        found here in their place, CartPole was learned worse.
+        As in play, noise included, as EfficientZero's sources have it. The replay keeps what play found: with policies
+        from here in its place, CartPole was learned worse.
         """
         if not len(fresh):
             return
