@@ -26,9 +26,10 @@ config = TrainConfig(
         "temperature": {"kind": "linear", "start": 0.5, "end": 0.05},
         "learning_rate": {"kind": "linear", "start": 2e-3, "end": 1e-5},
         "utd_ratio": 0.75,
+        "n_step": 10,
+        "target_update_interval": 100,
         "reanalyse_ratio": 0.1,
         "priority_exponent": 0.0,
-        "unroll_coef": 5.0,
         "hidden_gradient_scale": 1.0,
     },
 )
