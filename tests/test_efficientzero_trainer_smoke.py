@@ -27,6 +27,7 @@ def test_efficientzero_trains_with_scheduled_temperature_and_simulations(tiny_co
     assert result.run_dir.name == "efficientzero__CartPole-v1__seed0__smoke"
     assert result.metrics["consistency_coef"] == pytest.approx(0.5)
     assert result.metrics["n_step_decay"] == 100
+    assert result.metrics["beta"] == pytest.approx(1)  # by default it rises to that
     assert {"loss", "policy_loss", "value_loss", "reward_loss", "consistency_loss"} <= result.metrics.keys()
     assert abs(result.metrics["consistency_loss"]) <= result.metrics["unroll_coef"] == 5  # cosines of K steps
     again = evaluate_checkpoint(result.run_dir)
