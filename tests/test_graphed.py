@@ -12,7 +12,8 @@ import torch
 from rl_training.algorithms.efficientzero import EfficientZero, EfficientZeroHyperparameters
 from rl_training.algorithms.graphed import GraphedGradient
 from rl_training.algorithms.muzero import MuZero, MuZeroHyperparameters
-from rl_training.models.inference import TorchInference
+from rl_training.algorithms.planner import Planner
+from rl_training.models.inference import GraphInference, TorchInference
 from rl_training.types import Spaces
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -96,3 +97,26 @@ def test_a_captured_first_word_is_the_model_s() -> None:
         obs = batch(number)["obs"]
         np.testing.assert_allclose(algorithm.planner.inference.initial(obs, 4), plain.initial(obs, 4), atol=1e-3)
         torch.testing.assert_close(algorithm.planner.inference.roots, plain.roots, atol=1e-3, rtol=1e-3)
+
+
+@pytest.mark.parametrize("half", [3, 100])
+def test_captured_steps_of_two_halves_are_the_model_s(half: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(GraphInference, "HALF", half)
+    algorithm, rng = make("efficientzero"), np.random.default_rng(0)
+    captured, plain = algorithm.planner.inference, TorchInference(algorithm.model)
+    for number in range(2):
+        for inference in (captured, plain):
+            inference.initial(batch(number)["obs"], 4)
+        assert len(captured.edges) == (3 if half == 3 else 2)
+        for node in range(1, 5):
+            parent, action = rng.integers(node, size=B), rng.integers(3, size=B)
+            words = [inference.recurrent(node, parent, action) for inference in (captured, plain)]
+            np.testing.assert_allclose(*words, atol=2e-3)
+        rows = 5 * B
+        torch.testing.assert_close(captured.states[:rows], plain.states[:rows], atol=2e-3, rtol=2e-3)
+    numbers: dict[str, Any] = {"temperature": 0.0, "num_simulations": 8, "root_exploration_fraction": 0.0, "rng": rng}
+    slow = Planner(algorithm.model, SPACES, num_candidates=2)
+    slow.inference = plain
+    plans = [algorithm.plan(batch(2)["obs"], planner=planner, **numbers) for planner in (None, slow)]
+    np.testing.assert_allclose(plans[0].value, plans[1].value, atol=5e-3)
+    assert (plans[0].visits.sum(1) == 8).all()

@@ -358,7 +358,7 @@ def test_dynamics_add_the_latent_and_take_a_plane_for_each_action() -> None:
     model = make("muzero", "board")
     latent, action = model.represent(observe("board")), torch.tensor([3, 0, 6, 1, 2])
     planes = model.with_action(latent, action)
-    torch.testing.assert_close(planes[:, :8].flatten(1), latent)
+    torch.testing.assert_close(planes[:, :8].permute(0, 2, 3, 1).flatten(1), latent)
     torch.testing.assert_close(planes[:, 8:15], F.one_hot(action, 7).float()[:, :, None, None].expand(-1, -1, 6, 7))
     for place, column in zip(planes[:, 15], action, strict=True):
         assert place.sum() == 6

@@ -335,19 +335,27 @@ def test_auto_takes_a_gpu_for_images_and_for_towers(monkeypatch, shape, dtype, n
     assert pick_device("auto", spaces, MuZeroHyperparameters(network=network)).type == expected
 
 
-@pytest.mark.parametrize(("device", "during"), [("cuda", True), ("cpu", False)])
-def test_a_gpu_takes_quick_kernels_as_long_as_the_run_lasts(device, during):
-    assert not torch.backends.cudnn.benchmark
-    undo = quick_kernels(torch.device(device))
-    seen = torch.backends.cudnn.benchmark
+@pytest.mark.parametrize(
+    ("device", "convolutions", "during"),
+    [("cuda", True, (True, "high")), ("cuda", False, (True, "highest")), ("cpu", True, (False, "highest"))],
+)
+def test_a_gpu_takes_quick_kernels_as_long_as_the_run_lasts(device, convolutions, during):
+    def chosen():
+        return torch.backends.cudnn.benchmark, torch.get_float32_matmul_precision()
+
+    assert chosen() == (False, "highest")
+    undo = quick_kernels(torch.device(device), convolutions=convolutions)
+    seen = chosen()
     undo()
-    assert (seen, torch.backends.cudnn.benchmark) == (during, False)
+    assert (seen, chosen()) == (during, (False, "highest"))
 
 
 def test_a_run_asks_for_quick_kernels_and_undoes_them(tiny_config, monkeypatch):
     calls = []
     monkeypatch.setattr(
-        run_module, "quick_kernels", lambda device: (calls.append(device.type), lambda: calls.append("undo"))[1]
+        run_module,
+        "quick_kernels",
+        lambda device, convolutions: (calls.append((device.type, convolutions)), lambda: calls.append("undo"))[1],
     )
     train(tiny_config("ppo"), callbacks=[lambda run: calls.append("step")], progress="silent")
-    assert (calls[0], set(calls[1:-1]), calls[-1]) == ("cpu", {"step"}, "undo")
+    assert (calls[0], set(calls[1:-1]), calls[-1]) == (("cpu", False), {"step"}, "undo")

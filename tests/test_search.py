@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -418,6 +419,35 @@ def test_trees_of_a_batch_do_not_meet(name):
         alone = Search(6)(rules(name), trees, trees.root, **options)
         for one, all_ in zip(alone[:4], together[:4], strict=True):
             np.testing.assert_array_equal(one[0], all_[b])
+
+
+@pytest.mark.parametrize("edges", [[0, 5], [0, 2, 5], [0, 1, 3, 5]], ids=str)
+@pytest.mark.parametrize("name", NAMES)
+def test_trees_may_take_turns(name, edges):
+    case = Case(name, num_actions=6, num_simulations=24, batch=5, seed=7, setting=0, masked=True)
+    trees = [Trees(case.worlds[begin:end]) for begin, end in pairwise(edges)]
+    asked: dict[int, tuple[int, Array, Array]] = {}
+    discount, waiting = np.zeros(5, np.float32), []
+
+    def ask(part: int, node: int, parent: Array, action: Array) -> None:
+        assert part not in asked
+        asked[part] = node, parent.copy(), action.copy()
+
+    def answer(part: int) -> search_module.Packed:
+        waiting.append(len(asked))
+        logits, value, reward, discounts = trees[part](*asked.pop(part))
+        discount[edges[part] : edges[part + 1]] = discounts
+        return search_module.Packed(
+            np.concatenate([logits, np.stack([value, reward], 1)], 1, dtype=np.float32), discount
+        )
+
+    root = Trees(case.worlds).root
+    result = Search(6)(rules(name), search_module.Turns(edges, ask, answer), root, **case.options)
+    for one, all_ in zip(result[:4], case.run()[:4], strict=True):
+        np.testing.assert_array_equal(one, all_)
+    assert not asked
+    parts = len(edges) - 1
+    assert waiting == [parts] * (24 * parts - parts) + list(range(parts, 0, -1))  # all others are at work meanwhile
 
 
 @pytest.mark.parametrize("name", NAMES)

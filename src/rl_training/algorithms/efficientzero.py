@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rl_training.algorithms.base import scalar, setting
 from rl_training.algorithms.muzero import MuZero, MuZeroHyperparameters
-from rl_training.algorithms.planning import model_options, scale_gradient
+from rl_training.algorithms.planning import model_options
 from rl_training.algorithms.replay_based import annealing
 from rl_training.data.replay import Replay
 from rl_training.models.efficientzero import EfficientZeroModel
@@ -87,11 +87,6 @@ class EfficientZero(MuZero):
         distance = self.model.consistency_loss(imagined.flatten(0, 1), came).view(imagined.shape[:2])
         weight = self.step_weights(len(states))[1:]
         return {"consistency": (weight * batch["policy_mask"][:, 1:] * distance).sum(1)}
-
-    def damped(self, state: Tensor) -> Tensor:
-        """Only the latent's gradient is scaled; that of the LSTM's memory passes whole."""
-        latent, memory = state[:, : self.model.latent_size], state[:, self.model.latent_size :]
-        return torch.cat([scale_gradient(latent, self.hp.hidden_gradient_scale), memory], 1)
 
     def reward_target(self, batch: Batch) -> Tensor:
         """[B, K] Value prefixes: sums of the rewards since the LSTM last began."""

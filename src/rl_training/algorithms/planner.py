@@ -8,7 +8,7 @@ import gymnasium as gym
 import numpy as np
 
 from rl_training.models.fused import is_fusable, perceptrons
-from rl_training.models.inference import make_inference
+from rl_training.models.inference import GraphInference, make_inference
 from rl_training.models.muzero import MuZeroModel, PlanningModel
 from rl_training.types import Array, Observation, Spaces
 
@@ -103,10 +103,14 @@ class Planner:
         return self._network
 
     def _discrete(self, discount: Array) -> Any:
-        from rl_training.ops.search import Packed
+        from rl_training.ops.search import Packed, Turns
+
+        inference = self.inference
+        if isinstance(inference, GraphInference):
+            return Turns(inference.edges, inference.ask, lambda part: Packed(inference.answer(part), discount))
 
         def evaluate(node: int, parent: Array, action: Array) -> Packed:
-            return Packed(self.inference.recurrent(node, parent, action), discount)
+            return Packed(inference.recurrent(node, parent, action), discount)
 
         return evaluate
 

@@ -313,14 +313,16 @@ class PlanningAlgorithm(ReplayAlgorithm):
     def losses(self, batch: Batch) -> tuple[dict[str, Tensor], Tensor]:
         """Of the policy, the value and the reward, each [B]; and V - target of the first steps [B]."""
         model = self.model
-        states, rewards = self.unroll(batch)
+        states, rewards = model.unroll(
+            model.represent(batch["obs"]), batch["action"], gradient_scale=self.hp.hidden_gradient_scale
+        )
         policy, value = model.predict(torch.cat(states))
         policy, value = (
             x.view(len(states), -1, x.shape[1]).transpose(0, 1) for x in (policy, value)
         )  # [B, K + 1, ...]
         weight = self.step_weights(len(states))
         value_loss = model.value_support.loss(value, batch["value"])
-        reward_loss = model.reward_support.loss(torch.stack(rewards, 1), self.reward_target(batch))
+        reward_loss = model.reward_support.loss(rewards, self.reward_target(batch))
         losses = {
             "policy": (weight * batch["policy_mask"] * self.policy_loss(policy, batch)).sum(1),
             "value": (weight * batch["value_mask"] * value_loss).sum(1),
@@ -332,19 +334,6 @@ class PlanningAlgorithm(ReplayAlgorithm):
     def more_losses(self, batch: Batch, states: list[Tensor]) -> dict[str, Tensor]:
         """What a variant learns beside, each [B], from the K + 1 states [B, S] of an unroll."""
         return {}
-
-    def unroll(self, batch: Batch) -> tuple[list[Tensor], list[Tensor]]:
-        """K + 1 states [B, S] and K reward logits: the first state from the observation, the others imagined."""
-        states, rewards = [self.model.represent(batch["obs"])], []
-        for action in batch["action"].unbind(1):
-            state, reward = self.model.transition(self.damped(states[-1]), action)
-            states.append(state)
-            rewards.append(reward)
-        return states, rewards
-
-    def damped(self, state: Tensor) -> Tensor:
-        """A state as it enters the dynamics, so that long unrolls do not drown the first steps' gradient."""
-        return scale_gradient(state, self.hp.hidden_gradient_scale)
 
     def reward_target(self, batch: Batch) -> Tensor:
         """[B, K] What the reward logits are to mean."""
@@ -397,11 +386,6 @@ def model_options(hp: PlanningHyperparameters) -> dict[str, Any]:
 def part(batches: Batch, number: int, count: int) -> Batch:
     """Batch `number` of `count` that lie one after the other, whatever a batch has of each kind."""
     return {key: tree_map(lambda x: x.chunk(count)[number], value) for key, value in batches.items()}
-
-
-def scale_gradient(x: Tensor, scale: float) -> Tensor:
-    """x, through which only `scale` of a gradient passes."""
-    return x * scale + x.detach() * (1 - scale)
 
 
 def squashed_log_prob(policy: Tensor, action: Tensor) -> Tensor:

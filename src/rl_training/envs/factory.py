@@ -23,7 +23,6 @@ from rl_training.envs import atari
 from rl_training.envs.backends import EnvPoolEnvs, Envs, SyncEnvs, VectorEnvs
 from rl_training.envs.episodes import Episodes, episode_seed
 from rl_training.envs.repeat import ActionRepeat
-from rl_training.ops.threads import usable_cores
 from rl_training.types import Array
 
 # Measured on CartPole, median microseconds for one step of 8, 16, 32, 64 environments: sync 159, 197, 562, 1120;
@@ -307,3 +306,8 @@ def _bad_keyword(plan: Plan, error: TypeError) -> Exception:
         f"environment {plan.env_id!r} takes no keyword {found[1]!r} (in {where}): remove it or correct its name; "
         f"our own keys there are {', '.join(EnvOptions.model_fields)}"
     )
+
+
+def usable_cores() -> int:
+    """Cores that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rl_training.models.muzero import MuZeroModel, zero_linear
+from rl_training.models.muzero import MuZeroModel, scale_gradient, zero_linear
 from rl_training.models.residual import dense_head, flat_features
 from rl_training.types import Spaces, TensorTree
 
@@ -64,12 +64,26 @@ class EfficientZeroModel(MuZeroModel):
     def transition(self, state: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
         memory = state[:, self.latent_size :] * self.goes_on(state)
         hidden, cell, _, steps = torch.split(memory, [self.lstm_size, self.lstm_size, 1, 1], 1)
-        features = self.dynamics_trunk(self.with_action(state[:, : self.latent_size], action))
+        features = self.imagined(state[:, : self.latent_size], action)
         hidden, cell = self.lstm(self.reward_features(features), (hidden, cell))
         logits = self.reward(hidden)
         # For searches, so without a gradient: what is learned of a prefix is learned from the logits.
         prefix = self.reward_support.to_scalar(logits.detach()).unsqueeze(1)
         return torch.cat([self.next_latent(features), hidden, cell, prefix, steps + 1], 1), logits
+
+    def unroll(self, state: Tensor, actions: Tensor, *, gradient_scale: float) -> tuple[list[Tensor], Tensor]:
+        """K + 1 latents. What tells rewards does not lead to the next latent: it is done for all steps at once, because
+        a GPU takes as long for a small operation as for a larger one. The LSTM's gradient passes whole."""
+        latents, features = [state[:, : self.latent_size]], []
+        for action in actions.unbind(1):
+            features.append(self.imagined(scale_gradient(latents[-1], gradient_scale), action))
+            latents.append(self.next_latent(features[-1]))
+        steps, memory, hidden = self.reward_features(torch.cat(features)).chunk(len(features)), None, []
+        for number, step in enumerate(steps):
+            memory = self.lstm(step, memory if number % self.lstm_horizon else None)
+            hidden.append(memory[0])
+        logits = self.reward(torch.cat(hidden))
+        return latents, logits.view(len(steps), -1, logits.shape[1]).transpose(0, 1)
 
     def scalars(self, state: Tensor, next_state: Tensor, reward: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """A reward is the difference of the prefixes; the prefix itself where the LSTM began anew."""

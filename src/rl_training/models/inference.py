@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -78,22 +79,28 @@ class GraphInference(TorchInference):
 
     That of `recurrent` reads its inputs from and writes its outputs to pinned memory of the host. Optimizers and
     `load_state_dict` write weights in place, so graphs stay valid; a batch of another size has graphs of its own.
+    `ask` and `answer` are `recurrent` of one part of the trees: many are cut in two, so that the GPU works on one half
+    while the host works on the other.
     """
 
     WARM_UP = 3  # runs before the capture, in which libraries choose their kernels
+    HALF = 2048  # trees: for fewer at a time the GPU takes hardly less
     MOST = 8  # sizes of batches that have graphs; which was not used for longest goes first
 
     def __init__(self, model: PlanningModel) -> None:
         super().__init__(model)
-        self.graphs: dict[tuple[int, tuple[int, ...]], Graph] = {}
+        self.graphs: dict[tuple[int, int, tuple[int, ...]], Graph] = {}
         self.first_graphs: dict[Any, FirstGraph] = {}
         self.arenas: dict[int, Tensor] = {}
+        self.edges: list[int] = []  # part i is trees edges[i] to edges[i + 1]
+        self.asked: dict[int, Graph] = {}  # of each part the last
 
     def initial(self, obs: Observation, num_simulations: int) -> Array:
         batch = len(next(iter(obs.values())) if isinstance(obs, dict) else obs)
         there = self.arenas.pop(batch, None)
         self.states = self.states[:0] if there is None else there
         word = super().initial(obs, num_simulations)
+        self.edges = [0, batch] if batch < 2 * self.HALF else [0, batch // 2, batch]
         if self.states is not there:  # a larger one: graphs point into the old
             self.forget(batch)
         self.arenas[batch] = self.states
@@ -115,13 +122,25 @@ class GraphInference(TorchInference):
         self.arenas.pop(batch, None)
         self.graphs = {key: graph for key, graph in self.graphs.items() if key[0] != batch}
 
-    @torch.inference_mode()
     def recurrent(self, node: int, parent: Array, action: Array) -> Array:
-        key = (self.batch, action.shape[1:])
+        parts = list(enumerate(pairwise(self.edges)))
+        for part, (begin, end) in parts:
+            self.ask(part, node, parent[begin:end], action[begin:end])
+        return np.concatenate([self.answer(part) for part, _ in parts])
+
+    @torch.inference_mode()
+    def ask(self, part: int, node: int, parent: Array, action: Array) -> None:
+        key = (self.batch, part, action.shape[1:])
         graph = self.graphs.get(key)
         if graph is None:
-            graph = self.graphs[key] = Graph(self.model, self.states, self.batch, action)
-        return graph(node, parent, action)
+            trees = np.arange(*self.edges[part : part + 2])
+            graph = self.graphs[key] = Graph(self.model, self.states, self.batch, trees, action)
+        graph.ask(node, parent, action)
+        self.asked[part] = graph
+
+    def answer(self, part: int) -> Array:
+        """Valid until that part is asked again."""
+        return self.asked[part].answer()
 
 
 class FirstGraph:
@@ -152,13 +171,13 @@ def warmed_up(function: Callable[[], Any], device: torch.device) -> Any:
 
 
 class Graph:
-    """`recurrent` for B trees whose states lie in `states`, captured."""
+    """`recurrent` for some of B trees, whose states lie in `states`, captured."""
 
-    def __init__(self, model: PlanningModel, states: Tensor, batch: int, action: Array) -> None:
+    def __init__(self, model: PlanningModel, states: Tensor, batch: int, trees: Array, action: Array) -> None:
         device = states.device
-        self.batch, self.offset = batch, np.arange(batch)
-        self.rows = torch.zeros(2, batch, dtype=torch.int64).pin_memory()  # where from, where to
-        self.rows[1] = batch + torch.arange(batch)
+        self.batch, self.trees = batch, trees
+        self.rows = torch.zeros(2, len(trees), dtype=torch.int64).pin_memory()  # where from, where to
+        self.rows[1] = batch + torch.from_numpy(trees)
         self.action = torch.from_numpy(action.copy()).pin_memory()
         # Kept: a graph goes on writing to the memory of what it captured, whoever has it by then.
         self.there = rows, actions = self.rows.to(device), self.action.to(device)
@@ -176,16 +195,20 @@ class Graph:
         with torch.cuda.graph(self.graph):
             self.word.copy_(step(), non_blocking=True)
         self.inputs, self.output = (self.rows.numpy(), self.action.numpy()), self.word.numpy()
+        self.done = torch.cuda.Event()  # type: ignore[no-untyped-call]
 
-    def __call__(self, node: int, parent: Array, action: Array) -> Array:
+    def ask(self, node: int, parent: Array, action: Array) -> None:
         rows, actions = self.inputs
         np.multiply(parent, self.batch, out=rows[0])
-        rows[0] += self.offset
-        np.add(self.offset, node * self.batch, out=rows[1])
+        rows[0] += self.trees
+        np.add(self.trees, node * self.batch, out=rows[1])
         actions[:] = action
         self.graph.replay()
-        self.stream.synchronize()
-        return self.output  # valid until the next call
+        self.done.record(self.stream)
+
+    def answer(self) -> Array:
+        self.done.synchronize()
+        return self.output
 
 
 def make_inference(model: PlanningModel) -> TorchInference:

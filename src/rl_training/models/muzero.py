@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
 import gymnasium as gym
 import torch
@@ -68,6 +68,19 @@ class PlanningModel(nn.Module):
             return self.reward_support.to_scalar(reward), self.value_support.to_scalar(value)
         both = self.value_support.to_scalar(torch.stack([reward, value]))  # the same support: half the operations
         return both[0], both[1]
+
+    def unroll(self, state: Tensor, actions: Tensor, *, gradient_scale: float) -> tuple[list[Tensor], Tensor]:
+        """(K + 1 states, reward logits [B, K, R]) from states [B, S] along actions [B, K, ...], to learn from.
+
+        Each step leaves `gradient_scale` of the gradient to the one before, so that long unrolls do not drown the first
+        steps'. Of a state there may be no more than `predict` reads.
+        """
+        states, rewards = [state], []
+        for action in actions.unbind(1):
+            state, reward = self.transition(scale_gradient(states[-1], gradient_scale), action)
+            states.append(state)
+            rewards.append(reward)
+        return states, torch.stack(rewards, 1)
 
     def initial(self, obs: TensorTree) -> Inference:
         state = self.represent(obs)
@@ -138,31 +151,44 @@ class MuZeroModel(PlanningModel):
         if self.observation_key is not None:
             assert isinstance(obs, dict)
             obs = obs[self.observation_key]
-        return min_max_scaled(self.representation(self.encoder(obs)).flatten(1))
+        return self.as_latent(self.representation(self.encoder(obs)))
 
     def predict(self, state: Tensor) -> tuple[Tensor, Tensor]:
-        features = self.prediction_trunk(state.reshape(-1, *self.latent_shape))
+        features = self.prediction_trunk(self.as_planes(state) if self.is_tower else state)
         policy = self.policy(features)
         return bounded_log_std(policy) if self.continuous else policy, self.value(features)
 
     def transition(self, state: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
-        features = self.dynamics_trunk(self.with_action(state, action))
+        features = self.imagined(state, action)
         return self.next_latent(features), self.reward(features)
+
+    def imagined(self, latent: Tensor, action: Tensor) -> Tensor:
+        """The dynamics' features of latents [B, L] and actions."""
+        return cast(Tensor, self.dynamics_trunk(self.with_action(latent, action)))
 
     def with_action(self, latent: Tensor, action: Tensor) -> Tensor:
         """Latents [B, L], actions [B] or [B, ...], side by side: numbers, or planes where the latent has planes."""
         numbers = action.flatten(1) if self.action_one_hot is None else F.embedding(action, self.action_one_hot)
         if not self.is_tower:
             return torch.cat([latent, numbers], 1)
-        board = self.latent_shape[1:]
-        planes = [latent.reshape(-1, *self.latent_shape), numbers[:, :, None, None].expand(-1, -1, *board)]
+        channels, *board = self.latent_shape
+        cells = [latent.view(-1, *board, channels), numbers[:, None, None, :].expand(-1, *board, -1)]
         if self.action_places is not None:
-            planes.append(F.embedding(action, self.action_places).view(-1, 1, *board))
-        return torch.cat(planes, 1)
+            cells.append(F.embedding(action, self.action_places).view(-1, *board, 1))
+        return torch.cat(cells, 3).permute(0, 3, 1, 2)
 
     def next_latent(self, features: Tensor) -> Tensor:
         """[B, L] of what the dynamics' trunk gave."""
-        return min_max_scaled(self.next_state(features).flatten(1))
+        return self.as_latent(self.next_state(features))
+
+    def as_latent(self, features: Tensor) -> Tensor:
+        """Rows [B, L] between 0 and 1. Of planes [B, C, H, W], a row has cell after cell with its C numbers, as
+        convolutions have them in memory: so nothing is copied on the way in and out."""
+        return min_max_scaled(features.permute(0, 2, 3, 1).flatten(1) if self.is_tower else features)
+
+    def as_planes(self, latent: Tensor) -> Tensor:
+        channels, *board = self.latent_shape
+        return latent.view(-1, *board, channels).permute(0, 3, 1, 2)
 
 
 class Parts(NamedTuple):
@@ -254,6 +280,23 @@ def zero_linear(fan_in: int, fan_out: int) -> nn.Linear:
     nn.init.zeros_(layer.weight)
     nn.init.zeros_(layer.bias)
     return layer
+
+
+class ScaledGradient(torch.autograd.Function):
+    """x, through which only `scale` of a gradient passes."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, scale: float) -> Tensor:
+        ctx.scale = scale
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        return gradient * ctx.scale, None
+
+
+def scale_gradient(x: Tensor, scale: float) -> Tensor:
+    return cast(Tensor, ScaledGradient.apply(x, scale))  # type: ignore[no-untyped-call]
 
 
 def min_max_scaled(latent: Tensor) -> Tensor:

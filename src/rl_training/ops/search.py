@@ -10,13 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import lru_cache
-from itertools import count
+from itertools import count, pairwise
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from rl_training.ops import tree as compiled
-from rl_training.ops.threads import in_parts
 from rl_training.ops.tree import Numbers, Perceptrons, Tree, Variant, make_tree
 from rl_training.types import Array
 
@@ -40,6 +39,23 @@ class Packed(NamedTuple):
 Evaluate: TypeAlias = Callable[[int, Array, Array], Evaluation | Packed]
 """(node, parent [B], action [B]): node number `node` of every tree b is reached from node parent[b] by edge action[b].
 The callee keeps the states of its nodes; the root's number is 0."""
+
+
+class Turns(NamedTuple):
+    """An Evaluate that is asked for parts of the trees, and answers later: a search goes on in one part meanwhile."""
+
+    edges: list[int]  # part i is trees edges[i] to edges[i + 1]
+    ask: Callable[[int, int, Array, Array], None]  # (part, node, parent [trees], action [trees])
+    answer: Callable[[int], Packed]  # of a part that was asked; with the discounts [B] of all trees
+
+
+def at_once(evaluate: Evaluate, batch: int) -> Turns:
+    said: list[Packed] = []
+
+    def ask(part: int, node: int, parent: Array, action: Array) -> None:
+        said.append(_packed(evaluate(node, parent, action)))
+
+    return Turns([0, batch], ask, lambda part: said.pop())
 
 
 class Rules(NamedTuple):
@@ -103,7 +119,7 @@ class Search:
     def __call__(
         self,
         rules: Rules,
-        evaluate: Evaluate,
+        evaluate: Evaluate | Turns,
         root: Evaluation,
         *,
         num_simulations: int,
@@ -113,21 +129,19 @@ class Search:
     ) -> SearchResult:
         """Ask `evaluate` for one node per simulation. legal [B, A] and gumbel [B, A], scaled noise, are of the root."""
         grow, _ = kernels(rules)
-        tree, table = self._prepare(rules, len(root.value), num_simulations, legal, gumbel, knobs)
-        numbers = knobs.numbers
-
-        def step(node: int, said: Evaluation | Packed) -> None:
-            word, discount = _packed(said)
-
-            def part(begin: int, end: int) -> None:
-                room = np.empty((2, self.num_actions), np.float32)
-                grow(tree, begin, end, node, word[begin:end], discount, table, numbers, room)
-
-            in_parts(part, len(word), least=PART)
-
-        step(compiled.ROOT, root)
+        batch = len(root.value)
+        tree, table = self._prepare(rules, batch, num_simulations, legal, gumbel, knobs)
+        numbers, room = knobs.numbers, np.empty((2, self.num_actions), np.float32)
+        turns = evaluate if isinstance(evaluate, Turns) else at_once(evaluate, batch)
+        parts = list(pairwise(turns.edges))
+        grow(tree, 0, batch, compiled.ROOT, *_packed(root), table, numbers, room)
+        for part, (begin, end) in enumerate(parts):
+            turns.ask(part, 1, *tree.leaf[:, begin:end])
         for node in range(1, num_simulations + 1):
-            step(node, evaluate(node, tree.leaf[0], tree.leaf[1]))
+            for part, (begin, end) in enumerate(parts):
+                grow(tree, begin, end, node, *turns.answer(part), table, numbers, room)
+                if node < num_simulations:
+                    turns.ask(part, node + 1, *tree.leaf[:, begin:end])
         return _result(tree)
 
     def fused(
@@ -184,7 +198,6 @@ class Search:
 
 
 OWN = count()  # rules that do not ship
-PART = 256  # trees whose step takes longer than handing it to another thread
 
 
 @lru_cache

@@ -39,6 +39,7 @@ from rl_training.runtime.setup import (
     build_algorithm,
     config_text,
     config_to_dict,
+    has_convolutions,
     make_run_dir,
     pick_device,
     pick_threads,
@@ -130,6 +131,7 @@ class TrainingRun:
             spaces = self.tasks.spaces
             hp = self.controls.at(0)
             self.device = pick_device(config.device, spaces, hp)
+            self._convolutions = has_convolutions(spaces, hp)
             self.algorithm = build_algorithm(config, recipe, spaces, hp, self.device)
             self.players = make_players(self.algorithm, recipe, spaces, self.tasks.normalizers)
             check_evaluation(self.players, config)
@@ -357,7 +359,7 @@ class TrainingRun:
     def __enter__(self) -> TrainingRun:
         title = f"{self.config.algo} on {', '.join(self.tasks.names)}"
         self._clock_zero = time.perf_counter()
-        self._slow_kernels = quick_kernels(self.device)
+        self._slow_kernels = quick_kernels(self.device, convolutions=self._convolutions)
         self.interrupts.install()
         self.progress.start(self.config.total_timesteps, title, self.step)
         for line in resume_notes(self):

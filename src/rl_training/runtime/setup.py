@@ -16,8 +16,8 @@ import yaml
 
 from rl_training.algorithms.base import Algorithm
 from rl_training.config import InputError, TrainConfig
+from rl_training.envs.factory import usable_cores
 from rl_training.models.networks import is_image
-from rl_training.ops.threads import usable_cores
 from rl_training.runtime.checkpoints import Checkpoint
 from rl_training.runtime.controls import Controls
 from rl_training.runtime.randomness import generator, seed_of
@@ -83,9 +83,12 @@ def pick_device(name: str, spaces: Sequence[Spaces], hp: Any) -> torch.device:
         torch.cuda.set_device(name)  # streams and graphs are made on the current device
     if name != "auto":
         return torch.device(name)
+    return torch.device("cuda" if has_convolutions(spaces, hp) and torch.cuda.is_available() else "cpu")
+
+
+def has_convolutions(spaces: Sequence[Spaces], hp: Any) -> bool:
     images = any(is_image(part) for task in spaces for part in _parts(task.observation))
-    pays = images or getattr(hp, "network", None) == "conv"
-    return torch.device("cuda" if pays and torch.cuda.is_available() else "cpu")
+    return images or getattr(hp, "network", None) == "conv"
 
 
 def _parts(space: gym.Space) -> list[gym.Space]:
@@ -100,12 +103,19 @@ def pick_threads(setting: int | str, algorithm: Algorithm, device: torch.device)
     return 1 if small or device.type != "cpu" else usable_cores()
 
 
-def quick_kernels(device: torch.device) -> Callable[[], None]:
-    """On a GPU, let convolutions try which kernel is the fastest for their sizes, which a run hardly changes. Returns
-    what undoes that."""
-    before = torch.backends.cudnn.benchmark
-    torch.backends.cudnn.benchmark = before or device.type == "cuda"
-    return lambda: setattr(torch.backends.cudnn, "benchmark", before)
+def quick_kernels(device: torch.device, *, convolutions: bool) -> Callable[[], None]:
+    """On a GPU, let convolutions try which kernel is the fastest for their sizes, which a run hardly changes; and round
+    matrix products beside them as they round theirs (to TF32, by default). Returns what undoes that."""
+    if device.type != "cuda":
+        return lambda: None
+    before = torch.backends.cudnn.benchmark, torch.get_float32_matmul_precision()
+
+    def choose(benchmark: bool, precision: str) -> None:
+        torch.backends.cudnn.benchmark = benchmark
+        torch.set_float32_matmul_precision(precision)
+
+    choose(True, "high" if convolutions and torch.backends.cudnn.allow_tf32 else before[1])
+    return lambda: choose(*before)
 
 
 def reuse_memory() -> None:
