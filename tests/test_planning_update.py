@@ -376,7 +376,8 @@ def test_priorities_are_the_errors_of_the_sequences_drawn(case: str) -> None:
             value = [number_of(logits) for logits in model.predict(model.represent(obs))[1]]
         np.testing.assert_allclose(priority, np.abs(np.array(value) - batch["value"][:, 0]), atol=1e-4, rtol=1e-4)
         assert (priority > 0).all()
-        np.testing.assert_allclose(replay.priorities.priority[given[-1][0]], given[-1][1])
+        # A sequence drawn twice may differ in its last bits by its place in the batch; one of the two is kept.
+        np.testing.assert_allclose(replay.priorities.priority[given[-1][0]], given[-1][1], rtol=1e-5)
 
 
 def test_steps_at_once_are_steps_on_parts_of_one_batch() -> None:

@@ -305,7 +305,9 @@ def test_priorities_are_the_errors_of_the_values():
         priorities = history.replay.priorities.priority
         assert priorities[history.replay.valid] == pytest.approx(priorities[priorities > 0])
         assert batch["weight"].max() == 1.0
-        assert set(np.round(priorities[priorities > 0], 6)) == set(np.round(error.abs().double().numpy() + 1e-6, 6))
+        # Sets, but to 1e-5: a sequence drawn twice may differ in its last bits by its place in the batch.
+        apart = np.abs(priorities[priorities > 0][:, None] - (error.abs().double().numpy() + 1e-6))
+        assert max(apart.min(0).max(), apart.min(1).max()) < 1e-5
 
 
 def test_the_root_of_a_search_and_a_bootstrap_have_the_same_value():
