@@ -147,7 +147,7 @@ def measure(name: str, seed: int, out: Path, *, peer: str = "") -> dict:
     row = json.loads(done.stdout.splitlines()[-1])
     whose = f" ({peer})" if peer else ""
     print(f"{name}{whose} seed {seed}: {told(row, bar)} ({wanted(bar)}), {row['cpu']:.0f} CPU s", flush=True)
-    return row | {"seed": seed, "peer": peer, "date": time.strftime("%Y-%m-%d")}
+    return row | {"seed": seed, "peer": peer, "date": time.strftime("%Y-%m-%d"), "machine": machine()}
 
 
 def alone(bar: Bar, env_id: str) -> list[str]:
@@ -202,7 +202,8 @@ def table(results: dict[str, list[dict]]) -> str:
     lines = [
         "# Results",
         "",
-        f"Made by `make accept` (`python benchmarks/accept.py NAME` for one row) on {machine()}, one core per run.",
+        "Made by `make accept` (`python benchmarks/accept.py NAME` for one row), one core per run, on "
+        f"{machines(results)}.",
         f"`eval`: mean return of {EPISODES} deterministic episodes ({fewer}) on fresh environments with the weights at "
         "the end of training, per seed (0, 1, ...). `train`: the last 100 training episodes. Seconds are for training "
         "alone.",
@@ -253,7 +254,18 @@ def machine() -> str:
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
     models = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
-    return f"{os.cpu_count()} cores of {models[0] if models else platform.machine()}"
+    cores = f"{os.cpu_count()} cores of {models[0] if models else platform.machine()}"
+    return f"one {gpu} with {cores}" if (gpu := gpu_name()) else cores
+
+
+def machines(results: dict[str, list[dict]]) -> str:
+    """Where the rows were made: most on the first of these, the others as named."""
+    rows_of: dict[str, list[str]] = {}
+    for name in BARS:
+        for where in dict.fromkeys(row["machine"] for row in results.get(name, [])):
+            rows_of.setdefault(where, []).append(name)
+    first, *others = sorted(rows_of, key=lambda where: -len(rows_of[where])) or [machine()]
+    return "; ".join([first, *(f"{', '.join(rows_of[where])} on {where}" for where in others)])
 
 
 def write(results: dict[str, list[dict]]) -> None:
@@ -272,7 +284,7 @@ def main() -> None:
     unknown = set(args.names) - set(BARS)
     if unknown:
         parser.error(f"unknown bars {', '.join(sorted(unknown))}; there are {', '.join(BARS)}")
-    names = args.names or [name for name, bar in BARS.items() if not bar.gpu or has_gpu()]
+    names = args.names or [name for name, bar in BARS.items() if not bar.gpu or gpu_name()]
     work = [(name, seed, peer) for name in names for seed in range(BARS[name].seeds) for peer in runs_of(BARS[name])]
     work.sort(key=lambda item: (-BARS[item[0]].cost, item[1]))
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
@@ -296,10 +308,11 @@ def runs_of(bar: Bar) -> tuple[str, ...]:
     return ("", SB3) if isinstance(bar.bar, Peer) else ("",)
 
 
-def has_gpu() -> bool:
+def gpu_name() -> str:
+    """Empty where there is none."""
     import torch
 
-    return torch.cuda.is_available()
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else ""
 
 
 if __name__ == "__main__":
