@@ -99,6 +99,19 @@ def test_a_captured_first_word_is_the_model_s() -> None:
         torch.testing.assert_close(algorithm.planner.inference.roots, plain.roots, atol=1e-3, rtol=1e-3)
 
 
+def test_images_are_seen_in_half_precision_where_nothing_is_learned_from_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, obs = make("efficientzero").model, batch(0)["obs"]
+    learned_from = model.represent(obs)
+    with torch.no_grad():
+        seen = model.represent(obs)
+        monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+        exact = model.represent(obs)
+    assert seen.dtype == torch.float32
+    assert learned_from.requires_grad
+    assert 0 < (seen - exact).abs().max() < 0.02  # of [0, 1]
+    assert (learned_from - exact).abs().max() < 0.02
+
+
 @pytest.mark.parametrize("half", [3, 100])
 def test_captured_steps_of_two_halves_are_the_model_s(half: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(GraphInference, "HALF", half)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
 import gymnasium as gym
@@ -151,7 +152,10 @@ class MuZeroModel(PlanningModel):
         if self.observation_key is not None:
             assert isinstance(obs, dict)
             obs = obs[self.observation_key]
-        return self.as_latent(self.representation(self.encoder(obs)))
+        planes = self.encoder(obs)
+        with half_precision(planes.device, enabled=self.is_tower and not torch.is_grad_enabled()):
+            features = self.representation(planes)
+        return self.as_latent(features.float())
 
     def predict(self, state: Tensor) -> tuple[Tensor, Tensor]:
         features = self.prediction_trunk(self.as_planes(state) if self.is_tower else state)
@@ -293,6 +297,14 @@ class ScaledGradient(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
         return gradient * ctx.scale, None
+
+
+def half_precision(device: torch.device, *, enabled: bool) -> AbstractContextManager[Any]:
+    """On a GPU, products and convolutions of 16-bit floats: half the memory to move, and no fewer digits than TF32 has,
+    to which they are rounded anyway. Gradients, though, would need scaling to be told from 0."""
+    if not (enabled and device.type == "cuda" and torch.backends.cudnn.allow_tf32):
+        return nullcontext()
+    return torch.autocast(device.type, torch.float16, cache_enabled=False)
 
 
 def scale_gradient(x: Tensor, scale: float) -> Tensor:
