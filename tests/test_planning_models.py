@@ -18,7 +18,7 @@ from rl_training.models.acting import to_tensors
 from rl_training.models.efficientzero import EfficientZeroModel
 from rl_training.models.inference import TorchInference
 from rl_training.models.muzero import MuZeroModel, PlanningModel, bounded_log_std, min_max_scaled
-from rl_training.models.residual import ResidualBlock, planes_first
+from rl_training.models.residual import CHANGE_GAIN, ResidualBlock, StackConvolution, planes_first
 from rl_training.types import Spaces
 
 VECTOR, BOARD = Box(-1, 1, (4,), np.float32), Box(0, 1, (2, 6, 7), np.float32)
@@ -36,6 +36,7 @@ CASES: dict[str, tuple[Spaces, dict[str, Any], tuple[int, ...]]] = {  # spaces, 
     "pendulum": (Spaces(VECTOR, Box(-2, 2, (1,), np.float32)), {}, (16,)),
     "matrix of actions": (Spaces(VECTOR, Box(-1, 1, (2, 3), np.float32)), {}, (16,)),
     "gray stack": (Spaces(Box(0, 255, (4, 84, 84), np.uint8), Discrete(6), frame_stack=4), {}, (8, 6, 6)),
+    "strides": (Spaces(Box(0, 255, (4, 84, 84), np.uint8), Discrete(6), frame_stack=4), {"stem": "strided"}, (8, 6, 6)),
     "channels-last stack": (Spaces(Box(0, 255, (4, 96, 96, 3), np.uint8), Discrete(18), frame_stack=4), {}, (8, 6, 6)),
     "small image": (Spaces(Box(0, 255, (7, 7, 3), np.uint8), Discrete(3)), {"blocks": 2}, (8, 7, 7)),
     "image and torques": (Spaces(Box(0, 255, (36, 36), np.uint8), Box(-1, 1, (2,), np.float32)), {}, (8, 3, 3)),
@@ -343,6 +344,39 @@ def test_planes_are_found(shape: tuple[int, ...], planes: tuple[int, int, int]) 
     to_planes, found = planes_first(shape)
     assert found == planes
     assert to_planes(torch.zeros(5, *shape)).shape == (5, *planes)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("channels", "size", "stride", "padding"), [(1, 8, 4, 2), (1, 3, 2, 1), (3, 3, 1, 1)])
+def test_a_stack_is_seen_as_its_newest_image_and_its_changes(
+    channels: int, size: int, stride: int, padding: int
+) -> None:
+    layer = StackConvolution(4, 4 * channels, 5, size, stride, padding)
+    images = torch.rand(2, 4, channels, 12, 12)
+    seen = [images[:, 3], *(CHANGE_GAIN * (images[:, i] - images[:, i - 1]) for i in (1, 2, 3))]
+    expected = F.conv2d(torch.cat(seen, 1), layer.weight, stride=stride, padding=padding)
+    torch.testing.assert_close(layer(images.flatten(1, 2)), expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("stem", ["residual", "strided"])
+def test_only_stacks_of_images_are_seen_as_changes(stem: str) -> None:
+    stack, camera = Box(0, 255, (4, 36, 36), np.uint8), Box(0, 255, (7, 7), np.uint8)
+    for spaces, expected in (
+        (Spaces(stack, Discrete(3), frame_stack=4), True),
+        (Spaces(Box(0, 255, (4, 7, 7), np.uint8), Discrete(3), frame_stack=4), True),
+        (Spaces(stack, Discrete(3)), False),
+        (Spaces(camera, Discrete(3)), False),
+        (Spaces(Dict({"board": stack, "action_mask": MultiBinary(3)}), Discrete(3), frame_stack=4), False),
+    ):
+        model = MuZeroModel(spaces, **SMALL, stem=stem, network="conv")
+        assert any(isinstance(layer, StackConvolution) for layer in model.representation.modules()) is expected
+
+
+def test_strides_shrink_images_as_far_as_blocks_do() -> None:
+    for side in (64, 84, 96):
+        spaces = Spaces(Box(0, 255, (4, side, side), np.uint8), Discrete(3), frame_stack=4)
+        blocks, strides = (MuZeroModel(spaces, **SMALL, stem=stem) for stem in ("residual", "strided"))
+        assert blocks.latent_shape == strides.latent_shape
 
 
 @torch.no_grad()

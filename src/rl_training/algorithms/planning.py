@@ -39,6 +39,10 @@ class PlanningHyperparameters(ReplayHyperparameters):
     network: Literal["auto", "mlp", "conv"] = setting("auto", "perceptrons, or towers (conv); auto: towers for images")
     channels: int = setting(64, "planes of a residual tower", low=2)
     blocks: int = setting(1, "residual blocks of each tower", low=1)
+    stem: Literal["residual", "strided"] = setting(
+        "residual",
+        "how towers begin to shrink images: by blocks, as EfficientZero, or in large steps, for a sixth of the work",
+    )
     value_limit: int = setting(30, "atoms of the value are -limit .. limit in h(x); 0: one number in [-1, 1]", low=0)
     reward_limit: int = setting(30, "the same for rewards", low=0)
     num_sampled_actions: int = setting(20, "actions that a node samples where they are continuous", low=2)
@@ -379,6 +383,7 @@ def model_options(hp: PlanningHyperparameters) -> dict[str, Any]:
         "network",
         "channels",
         "blocks",
+        "stem",
     )
     return {name: getattr(hp, name) for name in names}
 

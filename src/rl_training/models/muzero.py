@@ -17,6 +17,7 @@ from rl_training.models.networks import ACTIVATIONS, Activation, is_image, make_
 from rl_training.models.residual import (
     Dynamics,
     Planes,
+    Stem,
     dense_head,
     flat_features,
     places_on_board,
@@ -124,9 +125,11 @@ class MuZeroModel(PlanningModel):
         network: Network = "auto",
         channels: int = 64,
         blocks: int = 1,
+        stem: Stem = "residual",
     ) -> None:
-        """latent_size, hidden_sizes and activation are of perceptrons; channels and blocks of towers, in each of the
-        three. A limit of 30 tells values up to 900 apart; 300 is the paper's, 0 learns one number in [-1, 1]."""
+        """latent_size, hidden_sizes and activation are of perceptrons, the last three of towers: channels and blocks in
+        each of the three parts. A limit of 30 tells values up to 900 apart; 300 is the paper's, 0 learns one number in
+        [-1, 1]."""
         super().__init__()
         self.value_support, self.reward_support = make_support(value_limit), make_support(reward_limit)
         space, self.observation_key = visible(spaces.observation)
@@ -134,7 +137,9 @@ class MuZeroModel(PlanningModel):
         one_hot = None if self.continuous else torch.eye(action_size)
         self.register_buffer("action_one_hot", one_hot, persistent=False)
         if network == "conv" or (network == "auto" and is_image(space)):
-            parts = tower_parts(space, action_size, channels, blocks, discrete=not self.continuous)
+            stack = spaces.frame_stack if space is spaces.observation else 1  # entries may differ in what they stack
+            discrete, size = not self.continuous, {"channels": channels, "blocks": blocks}
+            parts = tower_parts(space, action_size, stem=stem, stack=stack, discrete=discrete, **size)
         else:
             parts = perceptron_parts(space, action_size, latent_size, hidden_sizes, activation)
         self.register_buffer("action_places", parts.action_places, persistent=False)
@@ -155,7 +160,7 @@ class MuZeroModel(PlanningModel):
         planes = self.encoder(obs)
         with half_precision(planes.device, enabled=self.is_tower and not torch.is_grad_enabled()):
             features = self.representation(planes)
-        return self.as_latent(features.float())
+        return self.as_latent(features.float() if features.dtype == torch.float16 else features)
 
     def predict(self, state: Tensor) -> tuple[Tensor, Tensor]:
         features = self.prediction_trunk(self.as_planes(state) if self.is_tower else state)
@@ -230,9 +235,11 @@ def perceptron_parts(
     )
 
 
-def tower_parts(space: gym.Space, action_size: int, channels: int, blocks: int, *, discrete: bool) -> Parts:
+def tower_parts(
+    space: gym.Space, action_size: int, *, channels: int, blocks: int, stem: Stem, stack: int, discrete: bool
+) -> Parts:
     encoder = Planes(space)
-    representation, latent_shape = representation_tower(encoder.shape, channels, blocks)
+    representation, latent_shape = representation_tower(encoder.shape, channels, blocks, stack=stack, stem=stem)
     is_board = discrete and encoder.shape[1:] == tuple(latent_shape[1:])
     places = places_on_board(action_size, *latent_shape[1:]) if is_board else None
 

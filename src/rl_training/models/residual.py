@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import cast
+from typing import Literal, TypeAlias, cast
 
 import gymnasium as gym
 import numpy as np
@@ -14,7 +14,9 @@ from torch import Tensor, nn
 from rl_training.config import InputError
 from rl_training.models.networks import _channels_first
 
+Stem: TypeAlias = Literal["residual", "strided"]
 MIN_SIDE_TO_SHRINK = 36  # smaller images, and boards, keep their size
+CHANGE_GAIN = 10.0  # how much more a tower sees at first of what changes than of what stands still
 HEAD_CHANNELS, HEAD_UNITS = 16, 32
 
 
@@ -77,6 +79,43 @@ class Dynamics(nn.Module):
         return cast(Tensor, self.blocks(F.relu(x[:, : self.channels] + self.first(x))))
 
 
+class StackConvolution(nn.Conv2d):
+    """A convolution of the newest image of a stack, and of what changed from each image to the next.
+
+    Filters over the images themselves see mostly what stands still: with these, what a player does in recorded games of
+    Pong was told after half the gradient steps. They are folded into such filters, so that they cost nothing.
+    """
+
+    fold: Tensor  # [C, C]
+
+    def __init__(self, stack: int, fan_in: int, fan_out: int, size: int, stride: int, padding: int) -> None:
+        super().__init__(fan_in, fan_out, size, stride, padding, bias=False)
+        self.register_buffer("fold", newest_and_changes(stack).kron(torch.eye(fan_in // stack)))
+
+    def forward(self, images: Tensor) -> Tensor:
+        weight = torch.einsum("ochw,ci->oihw", self.weight, self.fold)
+        return F.conv2d(images, weight, stride=self.stride, padding=self.padding)
+
+
+def newest_and_changes(stack: int) -> Tensor:
+    """[S, S] What makes of S images, the oldest first, the newest one and S - 1 changes."""
+    change = torch.eye(stack) - torch.eye(stack).roll(-1, 1)
+    change[0] = 0
+    change *= CHANGE_GAIN
+    change[0, -1] = 1
+    return change
+
+
+def first_convolution(stack: int, fan_in: int, fan_out: int, *, size: int = 3, stride: int = 1) -> nn.Sequential:
+    """Of planes that hold `stack` images; normalised."""
+    padding = (size - stride + 1) // 2
+    if stack > 1:
+        layer: nn.Conv2d = StackConvolution(stack, fan_in, fan_out, size, stride, padding)
+    else:
+        layer = nn.Conv2d(fan_in, fan_out, size, stride, padding, bias=False)
+    return nn.Sequential(layer, nn.BatchNorm2d(fan_out))
+
+
 def convolution(fan_in: int, fan_out: int, stride: int = 1) -> nn.Conv2d:
     return nn.Conv2d(fan_in, fan_out, 3, stride, padding=1, bias=False)
 
@@ -89,20 +128,28 @@ def residual_blocks(channels: int, count: int) -> nn.Sequential:
     return nn.Sequential(*(ResidualBlock(channels, channels) for _ in range(count)))
 
 
-def representation_tower(planes: tuple[int, int, int], channels: int, blocks: int) -> tuple[nn.Sequential, torch.Size]:
-    """Planes [B, C, H, W] to latents, and the shape of one of those; large images become 16 times smaller each way."""
-    shrinks = min(planes[1:]) >= MIN_SIDE_TO_SHRINK
-    entry = shrinking(planes[0], channels) if shrinks else nn.Sequential(normalized(planes[0], channels), nn.ReLU())
+def representation_tower(
+    planes: tuple[int, int, int], channels: int, blocks: int, *, stack: int = 1, stem: Stem = "residual"
+) -> tuple[nn.Sequential, torch.Size]:
+    """Planes [B, C, H, W], of `stack` images, to latents, and the shape of one of those; large images become 16 times
+    smaller each way."""
+    enter = STEMS[stem] if min(planes[1:]) >= MIN_SIDE_TO_SHRINK else flat_stem
+    entry = nn.Sequential(*enter(stack, planes[0], channels))
     tower = nn.Sequential(entry, residual_blocks(channels, blocks))
     with torch.no_grad():
         shape = tower.eval()(torch.zeros(1, *planes)).shape[1:]
     return tower.train(), shape
 
 
-def shrinking(planes: int, channels: int) -> nn.Sequential:
+def flat_stem(stack: int, planes: int, channels: int) -> list[nn.Module]:
+    return [first_convolution(stack, planes, channels), nn.ReLU()]
+
+
+def residual_stem(stack: int, planes: int, channels: int) -> list[nn.Module]:
+    """EfficientZero's."""
     half = channels // 2
-    return nn.Sequential(
-        normalized(planes, half, stride=2),
+    return [
+        first_convolution(stack, planes, half, stride=2),
         nn.ReLU(),
         ResidualBlock(half, half),
         ResidualBlock(half, channels, stride=2),
@@ -110,7 +157,23 @@ def shrinking(planes: int, channels: int) -> nn.Sequential:
         nn.AvgPool2d(3, stride=2, padding=1),
         ResidualBlock(channels, channels),
         nn.AvgPool2d(3, stride=2, padding=1),
-    )
+    ]
+
+
+def strided_stem(stack: int, planes: int, channels: int) -> list[nn.Module]:
+    """Large steps first, as the Nature CNN takes them: a sixth of the work."""
+    half = channels // 2
+    return [
+        first_convolution(stack, planes, half, size=8, stride=4),
+        nn.ReLU(),
+        normalized(half, channels, stride=2),
+        nn.ReLU(),
+        ResidualBlock(channels, channels),
+        nn.AvgPool2d(3, stride=2, padding=1),
+    ]
+
+
+STEMS: dict[Stem, Callable[[int, int, int], list[nn.Module]]] = {"residual": residual_stem, "strided": strided_stem}
 
 
 def places_on_board(actions: int, height: int, width: int) -> Tensor | None:
