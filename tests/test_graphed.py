@@ -17,7 +17,7 @@ from rl_training.models.inference import GraphInference, TorchInference
 from rl_training.types import Spaces
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-SPACES = Spaces(gym.spaces.Box(0, 255, (4, 48, 48), np.uint8), gym.spaces.Discrete(3))
+SPACES = Spaces(gym.spaces.Box(0, 255, (4, 48, 48), np.uint8), gym.spaces.Discrete(3), frame_stack=4)
 KINDS: dict[str, Any] = {
     "muzero": (MuZero, MuZeroHyperparameters),
     "efficientzero": (EfficientZero, EfficientZeroHyperparameters),

@@ -358,6 +358,35 @@ def test_a_stack_is_seen_as_its_newest_image_and_its_changes(
     torch.testing.assert_close(layer(images.flatten(1, 2)), expected, atol=1e-4, rtol=1e-4)
 
 
+def ball_in_a_room(batch: int = 32) -> Tensor:
+    """[B, 4, 84, 84] A ball of 2 x 2 pixels that flies in its own way through a room with bright walls."""
+    rng = np.random.default_rng(0)
+    images = np.full((batch, 4, 84, 84), 87, np.uint8)
+    images[:, :, 14:17] = images[:, :, 77:80] = 236
+    for image, place, speed in zip(
+        images, rng.integers(24, 60, (batch, 2)), rng.integers(-2, 3, (batch, 2)), strict=True
+    ):
+        for time in range(4):
+            row, column = place + time * speed
+            image[time, row : row + 2, column : column + 2] = 236
+    return torch.from_numpy(images)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("stem", ["residual", "strided"])
+def test_a_tower_that_has_learned_nothing_sees_a_small_thing_that_moves(stem: str) -> None:
+    """Where latents of different moments are no further apart than rounding, nothing is learned from them."""
+    obs, spread = ball_in_a_room(), []
+    for stack in (1, 4):
+        torch.manual_seed(0)
+        spaces = Spaces(Box(0, 255, (4, 84, 84), np.uint8), Discrete(6), frame_stack=stack)
+        model = MuZeroModel(spaces, channels=32, stem=stem)
+        for _ in range(30):  # so that statistics are those of such images
+            model.train().represent(obs)
+        spread.append(model.eval().represent(obs).std(0).mean())
+    assert spread[1] > 4 * spread[0]
+
+
 @pytest.mark.parametrize("stem", ["residual", "strided"])
 def test_only_stacks_of_images_are_seen_as_changes(stem: str) -> None:
     stack, camera = Box(0, 255, (4, 36, 36), np.uint8), Box(0, 255, (7, 7), np.uint8)
