@@ -109,7 +109,7 @@ def newest_and_changes(stack: int) -> Tensor:
 def first_convolution(stack: int, fan_in: int, fan_out: int, *, size: int = 3, stride: int = 1) -> nn.Sequential:
     """Of planes that hold `stack` images; normalised."""
     padding = (size - stride + 1) // 2
-    if stack > 1:
+    if stack > 1 and fan_in % stack == 0:
         layer: nn.Conv2d = StackConvolution(stack, fan_in, fan_out, size, stride, padding)
     else:
         layer = nn.Conv2d(fan_in, fan_out, size, stride, padding, bias=False)
