@@ -161,12 +161,12 @@ def residual_stem(stack: int, planes: int, channels: int) -> list[nn.Module]:
 
 
 def strided_stem(stack: int, planes: int, channels: int) -> list[nn.Module]:
-    """Large steps first, as the Nature CNN takes them: a sixth of the work."""
-    half = channels // 2
+    """Large steps first, as the Nature CNN takes them, with as many filters: a sixth of the work."""
+    filters = min(channels, 32)
     return [
-        first_convolution(stack, planes, half, size=8, stride=4),
+        first_convolution(stack, planes, filters, size=8, stride=4),
         nn.ReLU(),
-        normalized(half, channels, stride=2),
+        normalized(filters, channels, stride=2),
         nn.ReLU(),
         ResidualBlock(channels, channels),
         nn.AvgPool2d(3, stride=2, padding=1),
