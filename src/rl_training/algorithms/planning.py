@@ -41,7 +41,7 @@ class PlanningHyperparameters(ReplayHyperparameters):
     blocks: int = setting(1, "residual blocks of each tower", low=1)
     stem: Literal["residual", "strided"] = setting(
         "residual",
-        "how towers begin to shrink images: by blocks, as EfficientZero, or in large steps, for a sixth of the work",
+        "how towers begin to shrink images: by blocks, as EfficientZero, or in large steps, which is less work",
     )
     value_limit: int = setting(30, "atoms of the value are -limit .. limit in h(x); 0: one number in [-1, 1]", low=0)
     reward_limit: int = setting(30, "the same for rewards", low=0)

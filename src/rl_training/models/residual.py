@@ -82,8 +82,8 @@ class Dynamics(nn.Module):
 class StackConvolution(nn.Conv2d):
     """A convolution of the newest image of a stack, and of what changed from each image to the next.
 
-    Filters over the images themselves see mostly what stands still: with these, what a player does in recorded games of
-    Pong was told after half the gradient steps. They are folded into such filters, so that they cost nothing.
+    Filters over the images themselves see mostly what stands still, and a small thing that moves late (docs/results.md).
+    These are folded into such filters, so that images are read no more often.
     """
 
     fold: Tensor  # [C, C]
@@ -161,7 +161,7 @@ def residual_stem(stack: int, planes: int, channels: int) -> list[nn.Module]:
 
 
 def strided_stem(stack: int, planes: int, channels: int) -> list[nn.Module]:
-    """Large steps first, as the Nature CNN takes them, with as many filters: a sixth of the work."""
+    """Large steps first, as the Nature CNN takes them, with as many filters: with 64 planes a sixth of the work."""
     filters = min(channels, 32)
     return [
         first_convolution(stack, planes, filters, size=8, stride=4),
