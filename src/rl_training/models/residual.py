@@ -82,7 +82,7 @@ class Dynamics(nn.Module):
 class StackConvolution(nn.Conv2d):
     """A convolution of the newest image of a stack, and of what changed from each image to the next.
 
-    Filters over the images themselves see mostly what stands still, and a small thing that moves late (docs/results.md).
+    Filters over the images themselves see mostly what stands still, and late what is small and moves.
     These are folded into such filters, so that images are read no more often.
     """
 
