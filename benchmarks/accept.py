@@ -88,7 +88,7 @@ BARS = {
     "efficientzero-pong": Bar("configs/efficientzero/atari_pong.yaml", 1, 10, cost=20, episodes=8, gpu=True),
     "scalezero-classic": Bar(
         "configs/scalezero/classic.yaml",
-        1,
+        2,
         Alone(("CartPole-v1", "Acrobot-v1", "MountainCar-v0"), 0.9),
         cost=20,
         overrides=("algo_kwargs.target_returns=null",),  # a task that rests would leave its steps to the others
@@ -230,7 +230,8 @@ def line(name: str, config: str, bar: Bar, rows: list[dict], verdict: str = "") 
     evals, trains = (told(row, bar) for row in rows), (f"{row['train']:.1f}" for row in rows if "train" in row)
     seconds = [spread([row[key] for row in rows if key in row]) for key in ("cpu", "wall")]
     steps, bars = f"{rows[0]['steps']:,}", "" if rows[0].get("peer") else wanted(bar)
-    cells = [name, config, steps, bars, ", ".join(evals), ", ".join(trains), verdict, *seconds]
+    between = "; " if rows[0].get("tasks") else ", "
+    cells = [name, config, steps, bars, between.join(evals), ", ".join(trains), verdict, *seconds]
     return f"| {' | '.join(cells)} |"
 
 
