@@ -429,3 +429,14 @@ def test_stirred_models_differ_from_their_targets() -> None:
     before = one.clone()
     stir(algorithm.model, 0.0)
     assert torch.equal(before, one)
+
+
+@every_algorithm
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("network", "mlp"), ("channels", 4), ("blocks", 2), ("stem", "strided"), ("value_limit", 9), ("reward_limit", 9)],
+)
+def test_a_setting_of_the_towers_makes_another_model(algo: str, name: str, value: Any) -> None:
+    spaces = Spaces(Box(0, 255, (4, 36, 36), np.uint8), Discrete(3), frame_stack=4)
+    usual = {"network": "auto", "channels": 8}
+    assert str(make(algo, spaces, **usual).model) != str(make(algo, spaces, **{**usual, name: value}).model)

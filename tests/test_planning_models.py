@@ -396,6 +396,7 @@ def test_only_stacks_of_images_are_seen_as_changes(stem: str) -> None:
         (Spaces(stack, Discrete(3)), False),
         (Spaces(camera, Discrete(3)), False),
         (Spaces(Dict({"board": stack, "action_mask": MultiBinary(3)}), Discrete(3), frame_stack=4), False),
+        (Spaces(Box(0, 255, (6, 40, 4), np.uint8), Discrete(3), frame_stack=6), False),  # read as 4 planes of 6 x 40
     ):
         model = MuZeroModel(spaces, **SMALL, stem=stem, network="conv")
         assert any(isinstance(layer, StackConvolution) for layer in model.representation.modules()) is expected
@@ -406,6 +407,23 @@ def test_strides_shrink_images_as_far_as_blocks_do() -> None:
         spaces = Spaces(Box(0, 255, (4, side, side), np.uint8), Discrete(3), frame_stack=4)
         blocks, strides = (MuZeroModel(spaces, **SMALL, stem=stem) for stem in ("residual", "strided"))
         assert blocks.latent_shape == strides.latent_shape
+
+
+@torch.no_grad()
+def test_strides_take_a_sixth_of_the_work_of_blocks() -> None:
+    products = {"residual": 0, "strided": 0}
+    for stem in products:
+
+        def count(layer: nn.Module, _: Any, planes: Tensor, stem: str = stem) -> None:
+            products[stem] += planes[0].numel() * layer.weight[0].numel()
+
+        spaces = Spaces(Box(0, 255, (4, 84, 84), np.uint8), Discrete(6), frame_stack=4)
+        model = MuZeroModel(spaces, channels=64, stem=stem)
+        for layer in model.representation.modules():
+            if isinstance(layer, nn.Conv2d):
+                layer.register_forward_hook(count)
+        model.eval().represent(torch.zeros(1, 4, 84, 84, dtype=torch.uint8))
+    assert 1 / 7 < products["strided"] / products["residual"] < 1 / 6
 
 
 @torch.no_grad()
