@@ -596,7 +596,8 @@ def test_gumbel_rescales_by_the_node_by_the_tree_or_not_at_all():
 
 @pytest.mark.parametrize("name", ["GUMBEL_TREE", "EFFICIENTZERO"])
 def test_a_small_range_is_not_blown_up_beyond_the_floor(name):
-    result = plan(name, bandit([0.001, 0.002, 0.003]), 30, Knobs(c_scale=0.1, floor=0.01))
+    """Of a hundredth, unless another is given."""
+    result = plan(name, bandit([0.001, 0.002, 0.003]), 30, Knobs(c_scale=0.1))
     np.testing.assert_allclose(result.transformed[0], [0.1, 0.2, 0.3], atol=1e-5)  # the smallest Q is 0, further down
 
 
