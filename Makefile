@@ -4,7 +4,8 @@ CONFIG ?= configs/ppo/cartpole.yaml
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check install --quiet --constraint constraints.txt
-EXTRAS := dev,atari,mujoco,box2d
+EXTRAS ?= dev,atari,mujoco,box2d
+DEV := $(VENV)/.installed-$(EXTRAS)
 
 .PHONY: train test lint format accept bench docs clean
 .DELETE_ON_ERROR:
@@ -12,32 +13,33 @@ EXTRAS := dev,atari,mujoco,box2d
 train: $(VENV)/.core
 	$(BIN)/rl-training train --config $(CONFIG)
 
-# Small networks lose time to a second thread; see num_threads in docs/config.md.
+# A process for each core, each with whole files: tests of a file share what they have trained. Within a process, small
+# networks lose time to a second thread; see num_threads in docs/config.md.
 test: export OMP_NUM_THREADS := 1
-test: $(VENV)/.dev
-	$(BIN)/python -m pytest
+test: $(DEV)
+	$(BIN)/python -m pytest -n auto --dist loadfile
 
-lint: $(VENV)/.dev
+lint: $(DEV)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-format: $(VENV)/.dev
+format: $(DEV)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
 accept: export OMP_NUM_THREADS := 1
-accept: $(VENV)/.dev
+accept: $(DEV)
 	$(BIN)/python benchmarks/accept.py
 
 bench: export OMP_NUM_THREADS := 1
-bench: $(VENV)/.dev
+bench: $(DEV)
 	$(BIN)/python benchmarks/ppo_cartpole.py
 	$(BIN)/python benchmarks/dqn_cartpole.py
 	$(BIN)/python benchmarks/sac_pendulum.py
 	$(BIN)/python benchmarks/search_speed.py
 
-docs: $(VENV)/.dev
+docs: $(DEV)
 	$(BIN)/rl-training config reference > docs/config.md
 
 $(VENV)/bin/python:
@@ -47,7 +49,7 @@ $(VENV)/.core: $(VENV)/bin/python pyproject.toml constraints.txt
 	$(PIP) --editable .
 	@touch $@
 
-$(VENV)/.dev: $(VENV)/bin/python pyproject.toml constraints.txt
+$(DEV): $(VENV)/bin/python pyproject.toml constraints.txt
 	$(PIP) --editable ".[$(EXTRAS)]"
 	@touch $(VENV)/.core $@
 

@@ -1,12 +1,16 @@
-"""Shared by all tests: one torch thread, and one small run."""
+"""Shared by all tests: one torch thread, one small run, and one compiler at a time."""
 
 from __future__ import annotations
 
+import os
+import tempfile
+import zlib
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from filelock import FileLock
 
 from rl_training import ALGORITHMS, TrainConfig
 from rl_training.runtime import run
@@ -79,6 +83,32 @@ ENVS = {  # one for each algorithm, of those that it can act in
 }
 
 
+def pytest_configure() -> None:
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        compile_in_turn()
+
+
+def compile_in_turn() -> None:
+    """Let one worker at a time compile a kernel that is kept on disk: the others then find it there.
+
+    Without, all of them would compile the same kernels at the same time, after a change for minutes.
+    """
+    from numba.core.caching import NullCache
+    from numba.core.dispatcher import Dispatcher
+
+    original = Dispatcher.compile
+    checkout = zlib.crc32(str(REPOSITORY).encode())
+    locks = Path(tempfile.gettempdir()) / f"rl_training-{os.getuid()}-{checkout:08x}"
+
+    def compile(self: Any, signature: Any) -> Any:
+        if isinstance(self._cache, NullCache):
+            return original(self, signature)
+        with FileLock(f"{locks}-{self.py_func.__qualname__}.lock"):
+            return original(self, signature)
+
+    Dispatcher.compile = compile
+
+
 @pytest.fixture(autouse=True)
 def one_thread() -> None:
     torch.set_num_threads(1)
@@ -97,6 +127,7 @@ def tiny_config(tmp_path: Path) -> Any:
             "eval_episodes": 2,
             "output_dir": tmp_path / "runs",
             "device": "cpu",
+            "num_threads": 1,  # for larger networks a run would take all cores
         }
         return TrainConfig(**{**defaults, **(config or {})}, algo_kwargs={**TINY[algo], **algo_kwargs})
 

@@ -30,10 +30,21 @@ def quiet(config, **options):
     return train(config, progress="silent", **options)
 
 
+TRAINED = {}
+
+
+def trained(tiny_config, algo, **config):
+    """A run that several tests look at, and none changes."""
+    key = algo, *config.items()
+    if key not in TRAINED:
+        TRAINED[key] = quiet(tiny_config(algo, config))
+    return TRAINED[key]
+
+
 @pytest.mark.parametrize("algo", ALGOS)
 def test_trains_saves_evaluates_and_predicts(algo, tiny_config):
     config = tiny_config(algo)
-    result = quiet(config)
+    result = trained(tiny_config, algo)
     check_run(result, config)
     again = evaluate_checkpoint(result.run_dir)
     assert again["eval_return_mean"] == result.metrics["eval_return_mean"]
@@ -45,7 +56,7 @@ def test_trains_saves_evaluates_and_predicts(algo, tiny_config):
 
 @pytest.mark.parametrize("algo", ALGOS)
 def test_the_seed_decides_everything(algo, tiny_config):
-    first, second, other = (quiet(tiny_config(algo, {"seed": seed})) for seed in (3, 3, 4))
+    first, second, other = trained(tiny_config, algo), quiet(tiny_config(algo)), quiet(tiny_config(algo, {"seed": 4}))
     assert same(weights(first.checkpoint_path), weights(second.checkpoint_path))
     assert not same(weights(first.checkpoint_path), weights(other.checkpoint_path))
     assert first.metrics["eval_return_mean"] == second.metrics["eval_return_mean"]
@@ -53,13 +64,13 @@ def test_the_seed_decides_everything(algo, tiny_config):
 
 @pytest.mark.parametrize("algo", ALGOS)
 def test_evaluating_more_often_changes_nothing(algo, tiny_config):
-    never, often = (quiet(tiny_config(algo, {"eval_interval": interval})) for interval in (0, 32))
+    never, often = trained(tiny_config, algo), quiet(tiny_config(algo, {"eval_interval": 32}))
     assert same(weights(never.checkpoint_path), weights(often.checkpoint_path))
 
 
 @pytest.mark.parametrize("algo", ALGOS)
 def test_resume_is_exact(algo, tiny_config, tmp_path):
-    whole = quiet(tiny_config(algo, {"total_timesteps": 512}))
+    whole = trained(tiny_config, algo, total_timesteps=512)
     half = quiet(tiny_config(algo, {"total_timesteps": 256, "schedule_horizon": 512}))
     resumed = resume_training(half.run_dir, total_timesteps=512, output_dir=tmp_path / "resumed", progress="silent")
     assert_same_future(whole.checkpoint_path, resumed.checkpoint_path)
@@ -124,7 +135,10 @@ def fixed_run(tiny_config, algo, name, start):
     anyway = field.schedule is None and start == TINY[algo].get(name, field.default)
     key = algo if anyway else (algo, name)
     if key not in FIXED:
-        result = quiet(tiny_config(algo, {"total_timesteps": 512}, **{name: start}))
+        if anyway:
+            result = trained(tiny_config, algo, total_timesteps=512)
+        else:
+            result = quiet(tiny_config(algo, {"total_timesteps": 512}, **{name: start}))
         FIXED[key] = result.metrics, weights(result.checkpoint_path)
     return FIXED[key]
 
@@ -147,7 +161,8 @@ def test_every_scalar_can_be_scheduled_is_logged_and_matters(algo, name, tiny_co
 
 @pytest.mark.parametrize("algo", ALGOS)
 def test_scalars_are_readable_and_writable_on_the_algorithm(algo, tiny_config):
-    algorithm = load_policy(quiet(tiny_config(algo, learning_rate=2e-4)).run_dir).algorithm
+    config = tiny_config(algo, {"total_timesteps": 64}, learning_rate=2e-4)
+    algorithm = load_policy(quiet(config).run_dir).algorithm
     assert algorithm.learning_rate == 2e-4
     algorithm.learning_rate = 1e-5
     assert algorithm.hp.learning_rate == 1e-5

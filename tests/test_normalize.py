@@ -96,6 +96,14 @@ def test_dead_rows_leave_no_trace_in_the_reward():
     assert one.dtype == np.float32
 
 
+def test_a_row_that_is_not_live_does_not_age_the_return_under_way():
+    normalizer, rows = Normalizer(BOX, 2, observation=False, gamma=0.5), np.zeros(2, bool)
+    normalizer.reward(np.array([4.0, 4.0], np.float32), rows)
+    normalizer.reward(np.array([1.0, 0.0], np.float32), rows, np.array([True, False]))
+    normalizer.reward(np.array([1.0, 1.0], np.float32), rows)
+    assert normalizer.state_dict()["returns"].tolist() == [(4 * 0.5 + 1) * 0.5 + 1, 4 * 0.5 + 1]
+
+
 def test_state_survives_and_other_parts_are_refused():
     normalizer, other = Normalizer(BOX, 2), Normalizer(BOX, 2)
     normalizer.observe(np.arange(6, dtype=np.float32).reshape(2, 3))

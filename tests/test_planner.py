@@ -75,6 +75,23 @@ def test_the_compiled_search_is_that_of_pytorch(activation: str, hidden_sizes: t
     assert shapes > 10
 
 
+@pytest.mark.parametrize("spread", [0.0, 1e-6, 1e-5, 1e-3, 0.05])
+def test_the_compiled_search_scales_latents_of_a_small_range_as_pytorch_does(spread: float) -> None:
+    """Those of random networks are wide. Here the numbers of a state, before they are scaled, hardly differ."""
+    algorithm = make("muzero")
+    model, obs = algorithm.model, observe(5)
+    with torch.no_grad():
+        features = torch.randn(200, model.next_state.in_features)
+        usual = np.ptp(model.next_state(features).numpy(), axis=1).mean()
+        for parameter in model.next_state.parameters():
+            parameter.mul_(spread / float(usual))
+        narrow = np.ptp(model.next_state(features).numpy(), axis=1).mean()
+    assert narrow == pytest.approx(spread, rel=1e-3)
+    algorithm.planner.refresh()
+    assert algorithm.planner.fusable
+    assert_same(quiet_plan(algorithm, obs), quiet_plan(algorithm, obs, slow_planner(algorithm)))
+
+
 @pytest.mark.parametrize("q_rescale", ["tree", "node", "none"])
 def test_the_compiled_gumbel_search_is_that_of_pytorch(q_rescale: str) -> None:
     for limit, activation in ((4, "relu"), (0, "tanh")):

@@ -296,3 +296,12 @@ def test_flat_parameters_are_views_and_keep_memory_formats() -> None:
     assert flat.vector.any()
     network(image).sum().backward()
     torch.testing.assert_close(flat.gradient.sum(), sum(p.grad.sum() for p in network.parameters()))
+
+
+def test_every_epoch_sees_all_rows_once_in_an_order_of_its_own() -> None:
+    ppo = make_ppo(update_epochs=3, num_minibatches=4)
+    seen = [minibatch["action"].tolist() for minibatch in ppo.epochs({"action": torch.arange(64)})]
+    assert [len(minibatch) for minibatch in seen] == [16] * 12
+    epochs = np.reshape(seen, (3, 64))
+    np.testing.assert_array_equal(np.sort(epochs, 1), [range(64)] * 3)
+    assert len(np.unique(epochs, axis=0)) == 3

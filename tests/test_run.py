@@ -137,7 +137,8 @@ def test_a_run_leaves_the_process_as_it_was(tiny_config):
             run.runner.envs.close = lambda: closed.append(close())
 
     train(tiny_config("a2c", {"num_threads": 2}), callbacks=[look], progress="silent")
-    train(tiny_config("a2c"), callbacks=[lambda run: seen.append(torch.get_num_threads())], progress="silent")
+    auto = tiny_config("a2c", {"num_threads": "auto"})
+    train(auto, callbacks=[lambda run: seen.append(torch.get_num_threads())], progress="silent")
     assert seen[:2] == [2, 1]
     assert torch.get_num_threads() == 2
     assert closed == [None]

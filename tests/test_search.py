@@ -596,8 +596,30 @@ def test_gumbel_rescales_by_the_node_by_the_tree_or_not_at_all():
 
 @pytest.mark.parametrize("name", ["GUMBEL_TREE", "EFFICIENTZERO"])
 def test_a_small_range_is_not_blown_up_beyond_the_floor(name):
-    result = plan(name, bandit([0.001, 0.002, 0.003]), 30, Knobs(c_scale=0.1, floor=0.01))
+    """Of a hundredth, unless another is given."""
+    result = plan(name, bandit([0.001, 0.002, 0.003]), 30, Knobs(c_scale=0.1))
     np.testing.assert_allclose(result.transformed[0], [0.1, 0.2, 0.3], atol=1e-5)  # the smallest Q is 0, further down
+
+
+@pytest.mark.parametrize("name", ["MUZERO", "MCTX_MUZERO", "GUMBEL"])
+def test_where_there_is_no_floor_the_scale_of_rewards_does_not_matter(name):
+    """Powers of two, so that nothing is rounded: the smaller range of Q is about a millionth."""
+    rewards = np.array([0.25, 0.75, 0.5])
+    large, small = (plan(name, bandit((scale * rewards).tolist()), 40) for scale in (1.0, 2.0**-20))
+    assert small.visits.tolist() == large.visits.tolist()
+    np.testing.assert_array_equal(small.transformed, large.transformed)
+    assert np.ptp(large.transformed) > 0.5
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_logits_count_relative_to_those_of_legal_edges(name):
+    """What is illegal has no share of the prior, however unlikely all that is legal was thought to be."""
+    legal, logits = np.array([[False, True, True, True]]), np.array([0.0, 1.0, 0.0, 0.5])
+    results = [
+        plan(name, bandit([0.0, 0.1, 0.3, 0.2], (logits - shift).tolist()), 30, legal=legal) for shift in (0, 64)
+    ]
+    assert results[0].visits.tolist() == results[1].visits.tolist()
+    np.testing.assert_allclose(*(result.transformed[0, 1:] for result in results), rtol=1e-5)
 
 
 @pytest.mark.parametrize(("value", "expected"), [(-9.0, 0.0), (0.5, 0.0), (0.504, 0.2), (9.0, 1.0)])

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rl_training.ops.support import Scalar, Support, make_support
+from rl_training.ops.tree import decode
 
 SUPPORT = Support(120)  # h(10,000) is 109
 SMALL = torch.logspace(-12, 0, 200)
@@ -131,3 +132,23 @@ def test_make_support() -> None:
     assert (make_support(300).size, make_support(0).size) == (601, 1)
     with pytest.raises(ValueError, match=r"limit is -1.*or 0 for numbers in \[-1, 1\]"):
         make_support(-1)
+
+
+def test_compiled_decoding_is_the_papers() -> None:
+    """Logits that mean numbers near 0 and up to the ends, beside a policy; of one logit, its tanh."""
+    limit, policy, rng = 30, 3, np.random.default_rng(0)
+    atoms = np.arange(-limit, limit + 1)
+    centre, width = rng.uniform(-limit, limit, (2, 200, 1)), rng.uniform(0.3, 5.0, (2, 200, 1))
+    logits = -np.square((atoms - centre) / width)
+    p = np.exp(logits - logits.max(-1, keepdims=True))
+    value, reward = h_inverse((p * atoms).sum(-1) / p.sum(-1))
+    assert np.abs(value).max() > 500
+    word, scratch = np.empty((200, policy + 2), np.float32), np.empty(200, np.float32)
+    columns = np.concatenate([rng.normal(size=(200, policy)), *logits], 1).astype(np.float32)
+    decode(columns, len(atoms), word, scratch)
+    np.testing.assert_array_equal(word[:, :policy], columns[:, :policy])
+    np.testing.assert_allclose(word[:, policy], value, rtol=2e-5, atol=1e-5)
+    np.testing.assert_allclose(word[:, policy + 1], reward, rtol=2e-5, atol=1e-5)
+    numbers = rng.normal(size=(200, policy + 2)).astype(np.float32)
+    decode(numbers, 1, word, scratch)
+    np.testing.assert_allclose(word[:, policy:], np.tanh(numbers[:, policy:]), rtol=1e-5)

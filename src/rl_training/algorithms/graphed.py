@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from rl_training.data.batch import tree_map
+from rl_training.models.capture import Capture, Captured, CudaCapture
 from rl_training.types import Batch
 
 Gradient: TypeAlias = Callable[[Batch], dict[str, Tensor]]
@@ -25,45 +26,30 @@ class GraphedGradient:
     WARM_UP = 4  # runs before a capture, in which libraries choose their kernels
     PATIENCE = 8  # captures
 
-    def __init__(self, gradient: Gradient) -> None:
+    def __init__(self, gradient: Gradient, capture: Capture | None = None) -> None:
         self.gradient = gradient
+        self.capture = capture or CudaCapture()
         self.key: Any = None
         self.runs = 0  # with this key
         self.captures = 0
-        self.stream: Any = None
-        self.graph: Any = None
+        self.graph: Captured | None = None
         self.batch: Batch = {}
-        self.report: dict[str, Tensor] = {}
 
     def __call__(self, batch: Batch, constants: tuple[float, ...]) -> dict[str, Tensor]:
         key = (constants, shapes(batch))
         if key != self.key:
-            self.key, self.runs, self.graph, self.batch, self.report = key, 0, None, {}, {}
+            self.key, self.runs, self.graph, self.batch = key, 0, None, {}
         self.runs += 1
         if self.runs <= self.WARM_UP or (self.graph is None and self.captures == self.PATIENCE):
-            return self._beside(batch)
+            report: dict[str, Tensor] = self.capture.beside(lambda: self.gradient(batch))
+            return report
         if self.graph is None:
-            self._capture(batch)
+            self.captures += 1
+            self.batch = tree_map(torch.clone, batch)
+            self.graph = self.capture(lambda: self.gradient(self.batch))
         copy_into(self.batch, batch)
         self.graph.replay()
-        return {name: value.clone() for name, value in self.report.items()}
-
-    def _beside(self, batch: Batch) -> dict[str, Tensor]:
-        """On another stream, as captures want it: what autograd keeps of a stream is then not the default one's."""
-        self.stream = self.stream or torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        self.stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self.stream):
-            report = self.gradient(batch)
-        torch.cuda.current_stream().wait_stream(self.stream)
-        return report
-
-    def _capture(self, batch: Batch) -> None:
-        self.captures += 1
-        self.batch = tree_map(torch.clone, batch)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            self.report = self.gradient(self.batch)
-        self.graph = graph
+        return {name: value.clone() for name, value in self.graph.output.items()}
 
 
 def shapes(tree: Any) -> Any:

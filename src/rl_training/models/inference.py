@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor
 
 from rl_training.models.acting import to_tensors
+from rl_training.models.capture import Capture, CudaCapture, warmed_up
 from rl_training.models.muzero import Inference, PlanningModel
 from rl_training.types import Array, Observation, TensorTree
 
@@ -83,12 +83,12 @@ class GraphInference(TorchInference):
     while the host works on the other.
     """
 
-    WARM_UP = 3  # runs before the capture, in which libraries choose their kernels
     HALF = 2048  # trees: for fewer at a time the GPU takes hardly less
     MOST = 8  # sizes of batches that have graphs; which was not used for longest goes first
 
-    def __init__(self, model: PlanningModel) -> None:
+    def __init__(self, model: PlanningModel, capture: Capture | None = None) -> None:
         super().__init__(model)
+        self.capture = capture or CudaCapture(self.device)
         self.graphs: dict[tuple[int, int, tuple[int, ...]], Graph] = {}
         self.first_graphs: dict[Any, FirstGraph] = {}
         self.arenas: dict[int, Tensor] = {}
@@ -112,7 +112,7 @@ class GraphInference(TorchInference):
         if isinstance(obs, dict):
             return super().first_word(obs)
         key = obs.shape, obs.dtype
-        graph = self.first_graphs.pop(key, None) or FirstGraph(self.model, obs)
+        graph = self.first_graphs.pop(key, None) or FirstGraph(self.model, obs, self.capture)
         self.first_graphs[key] = graph
         if len(self.first_graphs) > self.MOST:
             del self.first_graphs[next(iter(self.first_graphs))]
@@ -134,7 +134,7 @@ class GraphInference(TorchInference):
         graph = self.graphs.get(key)
         if graph is None:
             trees = np.arange(*self.edges[part : part + 2])
-            graph = self.graphs[key] = Graph(self.model, self.states, self.batch, trees, action)
+            graph = self.graphs[key] = Graph(self.model, self.states, self.batch, trees, action, self.capture)
         graph.ask(node, parent, action)
         self.asked[part] = graph
 
@@ -146,56 +146,41 @@ class GraphInference(TorchInference):
 class FirstGraph:
     """`initial` for as many observations as these, captured. What it says is valid until the next call."""
 
-    def __init__(self, model: PlanningModel, obs: Tensor) -> None:
+    def __init__(self, model: PlanningModel, obs: Tensor, capture: Capture) -> None:
         self.obs = obs.clone()
-        warmed_up(lambda: model.initial(self.obs), obs.device)
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
-            self.said = model.initial(self.obs)
+        self.captured = warmed_up(capture, lambda: model.initial(self.obs))
 
     def __call__(self, obs: Tensor) -> Inference:
         self.obs.copy_(obs)
-        self.graph.replay()
-        return self.said
-
-
-def warmed_up(function: Callable[[], Any], device: torch.device) -> Any:
-    """What a function returns that is to be captured, after some runs on a stream of its own."""
-    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-    stream.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.stream(stream):
-        for _ in range(GraphInference.WARM_UP):
-            said = function()
-    torch.cuda.current_stream(device).wait_stream(stream)
-    return said
+        self.captured.replay()
+        prediction: Inference = self.captured.output
+        return prediction
 
 
 class Graph:
     """`recurrent` for some of B trees, whose states lie in `states`, captured."""
 
-    def __init__(self, model: PlanningModel, states: Tensor, batch: int, trees: Array, action: Array) -> None:
+    def __init__(
+        self, model: PlanningModel, states: Tensor, batch: int, trees: Array, action: Array, capture: Capture
+    ) -> None:
         device = states.device
         self.batch, self.trees = batch, trees
-        self.rows = torch.zeros(2, len(trees), dtype=torch.int64).pin_memory()  # where from, where to
+        self.rows = capture.pinned(torch.zeros(2, len(trees), dtype=torch.int64))  # where from, where to
         self.rows[1] = batch + torch.from_numpy(trees)
-        self.action = torch.from_numpy(action.copy()).pin_memory()
+        self.action = capture.pinned(torch.from_numpy(action.copy()))
+        self.word = capture.pinned(torch.empty(len(trees), model.policy_size + 2))
         # Kept: a graph goes on writing to the memory of what it captured, whoever has it by then.
-        self.there = rows, actions = self.rows.to(device), self.action.to(device)
+        self.there = rows, actions = self.rows.to(device, copy=True), self.action.to(device, copy=True)
 
-        def step() -> Tensor:
+        def step() -> None:
             rows.copy_(self.rows, non_blocking=True)
             actions.copy_(self.action, non_blocking=True)
             said = model.recurrent(states.index_select(0, rows[0]), actions)
             states.index_copy_(0, rows[1], said.state)
-            return packed(said)
+            self.word.copy_(packed(said), non_blocking=True)
 
-        self.word = torch.empty(warmed_up(step, device).shape).pin_memory()
-        self.stream = torch.cuda.current_stream(device)  # asking for it takes as long as a kernel
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
-            self.word.copy_(step(), non_blocking=True)
+        self.captured = warmed_up(capture, step)
         self.inputs, self.output = (self.rows.numpy(), self.action.numpy()), self.word.numpy()
-        self.done = torch.cuda.Event()  # type: ignore[no-untyped-call]
 
     def ask(self, node: int, parent: Array, action: Array) -> None:
         rows, actions = self.inputs
@@ -203,11 +188,10 @@ class Graph:
         rows[0] += self.trees
         np.add(self.trees, node * self.batch, out=rows[1])
         actions[:] = action
-        self.graph.replay()
-        self.done.record(self.stream)
+        self.captured.launch()
 
     def answer(self) -> Array:
-        self.done.synchronize()
+        self.captured.wait()
         return self.output
 
 

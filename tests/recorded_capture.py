@@ -1,0 +1,83 @@
+"""Captures functions as CUDA graphs do, without a GPU: records their operations and repeats them on the same tensors.
+
+Like a CUDA graph, a replay reads no Python: numbers, branches and the tensors themselves are those of the capture.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+READS_BACK = {  # what a capture on a GPU refuses: the host would have to wait for a number
+    torch.ops.aten._local_scalar_dense.default,
+    torch.ops.aten.nonzero.default,
+    torch.ops.aten.equal.default,
+}
+
+
+class Recorder(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[Any, Any, Any, list[Tensor]]] = []  # function, args, kwargs, the tensors it made
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in READS_BACK:
+            raise RuntimeError(f"{func} cannot be captured")
+        output = func(*args, **(kwargs or {}))
+        fresh = [] if func._schema.is_mutable or func.is_view else tensors(output)
+        self.calls.append((func, args, kwargs or {}, fresh))
+        return output
+
+
+def tensors(tree: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
+class Recorded:
+    """What `CudaGraph` is on a GPU."""
+
+    def __init__(self, function: Callable[[], Any]) -> None:
+        with Recorder() as recorder:
+            self.output = function()
+        self.calls = [call for call in recorder.calls if not call[0].is_view]  # a view shows its tensor as it is now
+        self.replays, self.under_way = 0, False
+
+    @torch.no_grad()
+    def replay(self) -> None:
+        self.replays += 1
+        for func, args, kwargs, fresh in self.calls:
+            output = func(*args, **kwargs)
+            for kept, made in zip(fresh, tensors(output), strict=False):
+                kept.copy_(made)
+
+    def launch(self) -> None:
+        assert not self.under_way, "asked again before it was answered"
+        self.replay()
+        self.under_way = True
+
+    def wait(self) -> None:
+        self.under_way = False
+
+
+class RecordedCapture:
+    """What `CudaCapture` is on a GPU. `made` are all that were captured."""
+
+    def __init__(self) -> None:
+        self.made: list[Recorded] = []
+        self.runs = 0  # that were not captured
+
+    def pinned(self, tensor: Tensor) -> Tensor:
+        return tensor.clone()
+
+    def beside(self, function: Callable[[], Any]) -> Any:
+        self.runs += 1
+        return function()
+
+    def __call__(self, function: Callable[[], Any]) -> Recorded:
+        self.made.append(Recorded(function))
+        return self.made[-1]

@@ -1,0 +1,278 @@
+"""What is captured on a GPU, replayed without one: searches and gradients from recorded operations are the plain ones.
+
+test_graphed.py compares the same with real CUDA graphs, where there is a GPU.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import test_scalezero_update as scalezero
+from naive_planning import BOARD, PLAIN, TORQUE, make
+from recorded_capture import RecordedCapture
+from rl_training.algorithms.base import scalar_names
+from rl_training.algorithms.graphed import GraphedGradient
+from rl_training.algorithms.planner import Planner
+from rl_training.data.batch import tree_map
+from rl_training.models.inference import GraphInference, TorchInference
+from rl_training.models.moe import MixtureOfExperts
+from rl_training.models.scalezero import TaskModel
+from rl_training.types import Array
+from test_planner import boards
+from test_planning_update import CASES, prepared
+
+NODES = 4
+MODELS: dict[str, Any] = {
+    "muzero": lambda: make("muzero").model,
+    "board": lambda: make("gumbel_muzero", BOARD, value_limit=0, reward_limit=0).model,
+    "continuous": lambda: make("muzero", TORQUE).model,
+    "efficientzero": lambda: make("efficientzero", lstm_horizon=2).model,
+    "scalezero": lambda: TaskModel(scalezero.make().model, 0),
+}
+
+
+class Pair:
+    """One model asked through recorded graphs and directly."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind, self.model = kind, MODELS[kind]()
+        self.capture = RecordedCapture()
+        self.captured, self.plain = GraphInference(self.model, self.capture), TorchInference(self.model)
+        self.plain.decodes = False  # a compiled loop adds up in another order
+        self.rng = np.random.default_rng(0)
+
+    def observe(self, batch: int) -> Any:
+        if self.kind == "board":
+            return boards(batch, seed=int(self.rng.integers(1000)))
+        size = 3 if self.kind == "scalezero" else 2
+        return self.rng.standard_normal((batch, size), dtype=np.float32)
+
+    def act(self, batch: int) -> Array:
+        if self.kind == "continuous":
+            return self.rng.uniform(-1, 1, (batch, 2)).astype(np.float32)
+        return self.rng.integers(self.model.policy_size, size=batch)
+
+    def search(self, batch: int, nodes: int = NODES) -> None:
+        """All that a search asks for, node by node, and what it leaves behind."""
+        obs = self.observe(batch)
+        both = self.captured, self.plain
+        assert_close(*(each.initial(obs, nodes) for each in both))
+        for node in range(1, nodes + 1):
+            parent, action = self.rng.integers(node, size=batch), self.act(batch)
+            assert_close(*(each.recurrent(node, parent, action) for each in both))
+        rows = batch * (nodes + 1)
+        assert_close(self.captured.states[:rows], self.plain.states[:rows])
+        assert torch.equal(self.captured.roots, self.plain.roots)
+
+
+def assert_close(one: Any, other: Any) -> None:
+    """Products of fewer rows may be added up in another order."""
+    np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("half", [3, 100])
+@pytest.mark.parametrize("kind", MODELS)
+def test_captured_steps_are_the_model_s(kind: str, half: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(GraphInference, "HALF", half)
+    monkeypatch.setattr(MixtureOfExperts, "chosen_experts", MixtureOfExperts.all_experts)  # as on a GPU
+    pair = Pair(kind)
+    for _ in range(3):
+        pair.search(7)
+    parts = 2 if half == 3 else 1
+    assert len(pair.captured.edges) == parts + 1
+    assert len(pair.captured.graphs) == parts
+    assert len(pair.capture.made) == parts + (kind != "board")  # one more for plain observations
+    assert {graph.captured.replays for graph in pair.captured.graphs.values()} == {3 * NODES}
+
+
+def test_new_weights_are_in_the_graphs() -> None:
+    pair = Pair("muzero")
+    pair.search(5)
+    captures = len(pair.capture.made)
+    pair.model.load_state_dict(make("muzero", seed=9).model.state_dict())
+    pair.search(5)
+    with torch.no_grad():
+        for parameter in pair.model.parameters():
+            parameter.mul_(1.1)
+    pair.search(5)
+    assert len(pair.capture.made) == captures
+
+
+def test_batches_of_other_sizes_have_graphs_of_their_own() -> None:
+    pair = Pair("muzero")
+    for batch in (4, 2, 4, 6, 2, 4):
+        pair.search(batch)
+    assert len(pair.captured.graphs) == len(pair.captured.first_graphs) == 3
+    assert len(pair.capture.made) == 6
+
+
+def test_a_longer_search_has_a_larger_arena_and_new_graphs() -> None:
+    """Graphs that point into the old one would write where nobody reads."""
+    pair = Pair("muzero")
+    pair.search(4, nodes=2)
+    (first,) = pair.captured.graphs.values()
+    pair.search(3, nodes=2)
+    pair.search(4, nodes=5)
+    assert first not in pair.captured.graphs.values()
+    assert len(pair.captured.graphs) == 2
+    pair.search(4, nodes=2)
+    assert len(pair.captured.graphs) == 2
+    assert len(pair.captured.states) == 4 * 6  # of the longest: a shorter search uses a part of it
+
+
+def test_what_was_not_used_for_longest_is_forgotten_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(GraphInference, "MOST", 3)
+    pair = Pair("muzero")
+    for batch in (1, 2, 3, 1, 4):  # of 1, 2 and 3, number 2 was used first
+        pair.search(batch, nodes=2)
+    assert set(pair.captured.arenas) == {key[0] for key in pair.captured.graphs} == {1, 3, 4}
+    assert {shape[0] for shape, _ in pair.captured.first_graphs} == {1, 3, 4}
+    for batch in (2, 1, 3):
+        pair.search(batch, nodes=2)
+    assert set(pair.captured.arenas) == {2, 1, 3}
+
+
+def test_parts_are_asked_and_answered_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One half is two nodes ahead of the other; each has its own rows."""
+    monkeypatch.setattr(GraphInference, "HALF", 2)
+    pair = Pair("efficientzero")
+    obs, batch = pair.observe(5), 5
+    for each in (pair.captured, pair.plain):
+        each.initial(obs, NODES)
+    parts = [slice(0, 2), slice(2, 5)]
+    asked = [(np.zeros(batch, np.int64) if node == 1 else np.full(batch, node - 2), pair.act(batch)) for node in (1, 2)]
+    expected = [pair.plain.recurrent(node, *asked[node - 1]).copy() for node in (1, 2)]
+    answers: dict[tuple[int, int], Array] = {}
+    for part, node in ((0, 1), (0, 2), (1, 1), (1, 2)):
+        parent, action = asked[node - 1]
+        pair.captured.ask(part, node, parent[parts[part]], action[parts[part]])
+        answers[node, part] = pair.captured.answer(part).copy()
+    for node in (1, 2):
+        assert_close(np.concatenate([answers[node, 0], answers[node, 1]]), expected[node - 1])
+
+
+@pytest.mark.parametrize("half", [4, 100])
+@pytest.mark.parametrize(("algo", "spaces"), [("muzero", PLAIN), ("gumbel_muzero", BOARD), ("efficientzero", PLAIN)])
+def test_a_plan_from_graphs_is_the_plain_one(
+    algo: str, spaces: Any, half: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(GraphInference, "HALF", half)
+    algorithm = make(algo, spaces, **({"value_limit": 0, "reward_limit": 0} if spaces is BOARD else {}))
+    planners = [Planner(algorithm.model, spaces, num_candidates=2) for _ in range(2)]
+    for planner, inference in zip(
+        planners, (GraphInference(algorithm.model, RecordedCapture()), TorchInference(algorithm.model)), strict=True
+    ):
+        planner.fusable, planner.inference = False, inference
+    for batch in (9, 3):
+        obs = boards(batch) if spaces is BOARD else np.random.default_rng(batch).normal(size=(batch, 2)).astype("f")
+        fast, slow = (
+            algorithm.plan(obs, temperature=0.0, num_simulations=8, rng=np.random.default_rng(0), planner=planner)
+            for planner in planners
+        )
+        np.testing.assert_array_equal(fast.visits, slow.visits)
+        np.testing.assert_array_equal(fast.action, slow.action)
+        np.testing.assert_allclose(fast.value, slow.value, atol=1e-5)
+
+
+def graphed(algorithm: Any) -> RecordedCapture:
+    capture = RecordedCapture()
+    algorithm.graphed = GraphedGradient(algorithm.gradient, capture)
+    return capture
+
+
+def rows_of(batch: Any, rows: Array) -> Any:
+    """Some of a batch's sequences. Of next_obs it has one for each unrolled step."""
+    count = len(batch["weight"])
+
+    def chosen(x: torch.Tensor) -> torch.Tensor:
+        return x.unflatten(0, (count, -1))[rows].flatten(0, 1)
+
+    return {key: tree_map(chosen, entry) for key, entry in batch.items()}
+
+
+def assert_same_update(one: Any, other: Any, batch: Any) -> None:
+    reports = [each.update(batch) for each in (one, other)]
+    (ours, our_error), (theirs, their_error) = reports
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    assert torch.equal(our_error, their_error)
+    assert torch.equal(one.optimizer.parameters.gradient, other.optimizer.parameters.gradient)
+    assert torch.equal(one.optimizer.parameters.vector, other.optimizer.parameters.vector)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_captured_gradient_is_the_gradient(case: str) -> None:
+    """To the bit, with other rows each time, while the weights move."""
+    (one, batch), (other, _) = (prepared(case, learning_rate=0.01) for _ in range(2))
+    capture, rng = graphed(one), np.random.default_rng(0)
+    for _ in range(GraphedGradient.WARM_UP + 3):
+        assert_same_update(one, other, rows_of(batch, rng.permutation(24)[:12]))
+    (captured,) = capture.made
+    assert captured.replays == 3
+    assert capture.runs == GraphedGradient.WARM_UP
+
+
+def test_a_report_is_not_overwritten_by_the_next() -> None:
+    algorithm, batch = prepared("muzero", learning_rate=0.01)
+    graphed(algorithm)
+    for _ in range(GraphedGradient.WARM_UP):
+        algorithm.update(batch)
+    report, error = algorithm.update(batch)
+    kept = {name: value.clone() for name, value in report.items()}, error.clone()
+    algorithm.update(rows_of(batch, np.arange(24)[::-1].copy()))
+    assert all(torch.equal(report[name], kept[0][name]) for name in report)
+    assert torch.equal(error, kept[1])
+    assert algorithm.graphed.graph is not None
+
+
+def test_another_coefficient_or_size_is_another_capture() -> None:
+    (one, batch), (other, _) = (prepared("muzero", learning_rate=0.01) for _ in range(2))
+    capture = graphed(one)
+    small = rows_of(batch, np.arange(8))
+    changes: list[tuple[dict[str, float], Any]] = [
+        ({}, batch), ({"value_coef": 3.0}, batch), ({"hidden_gradient_scale": 0.9}, batch), ({}, small)
+    ]  # fmt: skip
+    for captures, (change, learned_from) in enumerate(changes, 1):
+        one.hp = other.hp = dataclasses.replace(one.hp, **change)
+        for _ in range(GraphedGradient.WARM_UP + 2):
+            assert_same_update(one, other, learned_from)
+        assert len(capture.made) == captures
+
+
+def test_where_numbers_keep_changing_it_goes_on_without() -> None:
+    (one, batch), (other, _) = (prepared("muzero", learning_rate=0.01) for _ in range(2))
+    capture = graphed(one)
+    for number in range(GraphedGradient.PATIENCE + 2):
+        one.hp = other.hp = dataclasses.replace(one.hp, value_coef=1 + number / 10)
+        for _ in range(GraphedGradient.WARM_UP + 1):
+            assert_same_update(one, other, batch)
+    assert len(capture.made) == GraphedGradient.PATIENCE
+    assert one.graphed.graph is None
+
+
+@pytest.mark.parametrize("case", ["muzero", "gumbel", "continuous", "efficientzero"])
+def test_every_number_that_a_gradient_reads_is_a_constant_of_its_capture(case: str) -> None:
+    """One that is not would stay in the graph as it was, whatever its schedule says."""
+    algorithm, batch = prepared(case)
+    before, constants = learned(algorithm, batch), algorithm.constants_of_gradient()
+    usual, read = algorithm.hp, []
+    for name in scalar_names(type(usual)):
+        value = getattr(usual, name)
+        other = 0.5 if value is None else value + 1 if isinstance(value, int) else value / 2 + 0.01
+        algorithm.hp = dataclasses.replace(usual, **{name: other})
+        after = learned(algorithm, batch)
+        if any(not torch.equal(before[key], after[key]) for key in before):
+            read.append(name)
+            assert algorithm.constants_of_gradient() != constants, name
+    assert {"policy_coef", "value_coef", "reward_coef", "unroll_coef", "hidden_gradient_scale"} <= set(read)
+
+
+def learned(algorithm: Any, batch: Any) -> dict[str, torch.Tensor]:
+    torch.manual_seed(0)
+    report = algorithm.gradient(batch)
+    return {**report, "gradient": algorithm.optimizer.parameters.gradient.clone()}
