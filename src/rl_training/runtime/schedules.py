@@ -15,7 +15,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
-from rl_training.config import Float, Options, nearest, problems_of
+from rl_training.config import Float, Options, nearest, problems_of, shown
 from rl_training.runtime.amounts import Amount, Duration, fraction, length_of, position_of
 
 
@@ -294,14 +294,14 @@ def parse_schedule(spec: Any, *, fixed: float | None = None) -> Schedule:
     if isinstance(spec, list):
         spec = {"kind": "sequence", "segments": spec}
     if isinstance(spec, Real) and not isinstance(spec, bool):  # numpy's numbers too
-        return Constant(start=float(spec))
+        return Constant(start=_number(spec))
     if isinstance(spec, str):
         cls = _kind(spec)
         if cls.needs:
             raise ValueError(f"a {spec} schedule needs more than its name: write {{kind: {spec}, {cls.needs}}}")
         spec = {"kind": spec}
     if not isinstance(spec, Mapping):
-        raise ValueError(f"a schedule is a number, a kind or a mapping, got {spec!r}")
+        raise ValueError(f"a schedule is a number, a kind or a mapping, got {shown(spec)}")
     mapping = _canonical(spec)
     if "kind" not in mapping and not mapping.keys() <= Constant.model_fields.keys():
         raise ValueError(f"a schedule needs a kind: {', '.join(KINDS)}")
@@ -313,9 +313,16 @@ def parse_schedule(spec: Any, *, fixed: float | None = None) -> Schedule:
     return cls.model_validate(mapping)
 
 
+def _number(value: Real) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        raise ValueError(f"should be a number below 1e308, got {shown(value)}") from None
+
+
 def _kind(name: Any) -> type[Schedule]:
     if not isinstance(name, str) or name not in KINDS:
-        raise ValueError(f"unknown schedule kind {name!r}{nearest(str(name), KINDS)}; kinds: {', '.join(KINDS)}")
+        raise ValueError(f"unknown schedule kind {shown(name)}{nearest(shown(name), KINDS)}; kinds: {', '.join(KINDS)}")
     return KINDS[name]
 
 

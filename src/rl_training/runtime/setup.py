@@ -15,7 +15,7 @@ import torch
 import yaml
 
 from rl_training.algorithms.base import Algorithm
-from rl_training.config import InputError, TrainConfig
+from rl_training.config import InputError, TrainConfig, shown
 from rl_training.envs.factory import usable_cores
 from rl_training.models.networks import is_image
 from rl_training.runtime.checkpoints import Checkpoint
@@ -66,7 +66,7 @@ def one_thread() -> Iterator[None]:
 def device_problem(name: str) -> str | None:
     """Why torch cannot use the device `name`; None if it can."""
     if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", name):
-        return f"should be auto, cpu, cuda, cuda:<index> or mps, got {name!r}"
+        return f"should be auto, cpu, cuda, cuda:<index> or mps, got {shown(name)}"
     there = torch.cuda.device_count()
     if name.startswith("cuda") and int(name.partition(":")[2] or 0) >= there:
         return f"{name!r} is not there: torch sees {there} CUDA devices; use auto"

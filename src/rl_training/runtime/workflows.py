@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -16,7 +16,7 @@ from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.checkpoints import Checkpoint, CheckpointError, open_checkpoint
 from rl_training.runtime.controls import Controls
 from rl_training.runtime.evaluation import Player, evaluate, make_players
-from rl_training.runtime.loading import build_config, check_config
+from rl_training.runtime.loading import as_config, build_config, check_config
 from rl_training.runtime.policy import Policy
 from rl_training.runtime.randomness import seed_of
 from rl_training.runtime.registry import ALGORITHMS
@@ -30,9 +30,14 @@ Extend = Literal["keep", "stretch"]
 ACTING = ("algorithm", "normalizer")  # the parts of a checkpoint that a policy needs
 
 
-def train(config: TrainConfig, *, callbacks: Sequence[Callback] = (), **options: Any) -> TrainResult:
-    """Train as `config` says. Options: `run_suffix`, `progress` (auto, plain, silent)."""
-    check_config(config)
+def train(
+    config: TrainConfig | Mapping[str, Any] | str | Path, *, callbacks: Sequence[Callback] = (), **options: Any
+) -> TrainResult:
+    """Train as `config` says: a TrainConfig, a mapping of its keys, or the path of a YAML file.
+
+    Options: `run_suffix`, `progress` (auto, live, plain, silent).
+    """
+    config = as_config(config)
     return ALGORITHMS[config.algo].train(config, callbacks=callbacks, **options)
 
 
