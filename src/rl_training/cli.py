@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
-from rl_training import __version__
-
 if TYPE_CHECKING:
     from rl_training.config import TrainConfig
     from rl_training.runtime.controls import Controls
@@ -105,7 +103,9 @@ ProgressOption = Annotated[str, typer.Option("--progress", help="auto, live, pla
 
 def _version(value: bool) -> None:
     if value:
-        print(f"rl-training {__version__}")
+        import rl_training
+
+        print(f"rl-training {rl_training.__version__}")
         raise typer.Exit
 
 
@@ -204,7 +204,7 @@ def config_check(
 ) -> None:
     """Validate a config; nothing is made."""
     path = _one_config(config, config_option)
-    _load(path, set_ or [], allow_import)
+    _warn(_controls(_load(path, set_ or [], allow_import)))
     print(f"{path}: ok")
 
 
@@ -259,12 +259,13 @@ def schedule(
         print(f"{path}: nothing is scheduled; every number keeps its value")
     else:
         print(f"{path}: {len(controls.varying)} scheduled over {controls.horizon:,} env steps\n")
-        print(f"{'':<24}" + "".join(f"{percent:>11}%" for percent in preview.QUARTERS))
+        print(f"{'':<24}" + "".join(f"{column:>12}" for column in preview.COLUMNS))
     for name, values in preview.table(controls):
         print(f"{name:<24}" + "".join(f"{value:>12.5g}" for value in values))
     for name in controls.varying:
         print(f"\n{name}")
         print("\n".join(preview.plot(preview.sampled(controls, name)[1])))
+    _warn(controls)
     if png is not None:
         preview.save_png(controls, png)
         print(f"\nwrote {png}")
@@ -355,6 +356,11 @@ def _controls(config: TrainConfig) -> Controls:
     from rl_training.runtime.registry import ALGORITHMS
 
     return Controls(ALGORITHMS[config.algo].recipe.hyperparameters, config.algo_kwargs, config.horizon)
+
+
+def _warn(controls: Controls) -> None:
+    for line in controls.warnings():
+        print(f"warning: {line}", file=sys.stderr)
 
 
 def _allow(allow_import: bool) -> bool:

@@ -38,9 +38,11 @@ from rl_training.runtime.schedules import (
     Schedule,
     Warmup,
     check_order,
+    cut_short,
     dump_schedule,
     first_violation,
     parse_schedule,
+    telling_steps,
 )
 
 ALIASES = (("clip_coef", "clip_range"), ("ent_coef", "entropy_coef"))  # each group: names of one number
@@ -196,6 +198,7 @@ class Controls:
         made = [f for f in self.fields.values() if f.sources]
         self._implied = {x for f in made for x in (f.sources if is_given(f.name, kwargs) else (f.name,))}
         self._implied |= {f.name for f in self.fields.values() if f.idle(values)}
+        self._given = {name for name in self.varying if is_given(name, kwargs)}
 
     def at(self, step: int) -> Any:
         """The hyperparameters in force at `step`, as an instance of the algorithm's own class."""
@@ -211,6 +214,26 @@ class Controls:
     def scalars_of(self, hp: Any) -> dict[str, float]:
         """Every scalar in force, under its own name; one that is switched off is left out."""
         return {name: value for name in self.scalars if (value := getattr(hp, name)) is not None}
+
+    def extremes(self, name: str) -> tuple[float, float]:
+        """The least and the greatest value of a scalar over the horizon."""
+        field, schedule = self.fields[name], self.schedules[name]
+        values = [self._value(field, schedule, step) for step in telling_steps(schedule, self.horizon)]
+        return min(values), max(values)
+
+    def warnings(self) -> list[str]:
+        """What the config schedules to no effect, or not to its end: allowed, but hardly meant."""
+        lines = []
+        for name in sorted(self._given):
+            low, high = self.extremes(name)
+            if math.isclose(low, high, rel_tol=1e-9):
+                lines.append(
+                    f"{name} is scheduled, but stays {low:g} from the first step to the last: give another end"
+                )
+            elif (what := cut_short(self.schedules[name], self.horizon)) is not None:
+                value = self._value(self.fields[name], self.schedules[name], self.horizon - 1)
+                lines.append(f"{name}: {what}, the run only {self.horizon:,}: it comes no further than {value:g}")
+        return lines
 
     def resolved(self) -> dict[str, Any]:
         """All hyperparameters with their defaults, as YAML that reads back to the same."""

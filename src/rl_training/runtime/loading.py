@@ -28,6 +28,7 @@ from rl_training.config import (
 from rl_training.envs.factory import check_env_id
 from rl_training.runtime.callbacks import CallbackOptions
 from rl_training.runtime.controls import Controls
+from rl_training.runtime.limits import threads_problem
 from rl_training.runtime.registry import ALGORITHMS
 from rl_training.runtime.setup import device_problem
 from rl_training.yaml_text import MOST_CHARACTERS
@@ -113,6 +114,7 @@ def check(data: Mapping[str, Any], *, allow_import: bool, needs_env: bool = True
         *_check_callbacks(data.get("callbacks")),
         *_check_early_stopping(data),
         *_check_device(data.get("device", "auto")),
+        *_check_threads(data.get("num_threads", "auto")),
     ]
 
 
@@ -217,6 +219,11 @@ def _check_early_stopping(data: Mapping[str, Any]) -> list[Problem]:
 def _check_device(name: Any) -> list[Problem]:
     problem = device_problem(name) if isinstance(name, str) else None
     return [] if problem is None else [Problem(("device",), problem)]
+
+
+def _check_threads(setting: Any) -> list[Problem]:
+    problem = threads_problem(setting)
+    return [] if problem is None else [Problem(("num_threads",), problem)]
 
 
 def apply_override(document: Document, override: str) -> None:

@@ -364,18 +364,14 @@ def first_violation(schedule: Schedule, horizon: int, *, low: float, high: float
 
     Rounding in the last digits is forgiven: values are clipped to their bounds where they are used.
     """
-    last = horizon - 1
     slack = 1e-9 * max(1.0, abs(low) if math.isfinite(low) else 0.0, abs(high) if math.isfinite(high) else 0.0)
-    knots = (int(k) for k in schedule.knots(_length(schedule, horizon)))
-    warm = length_of(schedule.warmup.steps, horizon) if schedule.warmup else 0
-    steps = {0, last, warm, *knots, *(round(last * i / 1024) for i in range(1025))}
 
     def bad(step: int) -> bool:
         value = schedule.at(step, horizon)
         return not (math.isfinite(value) and low - slack <= value <= high + slack)
 
     good = -1
-    for step in sorted(s for s in steps if 0 <= s <= last):
+    for step in telling_steps(schedule, horizon):
         if bad(step):
             while step - good > 1:  # the value is monotone here, so the border can be bisected
                 middle = (good + step) // 2
@@ -383,6 +379,24 @@ def first_violation(schedule: Schedule, horizon: int, *, low: float, high: float
             return step, schedule.at(step, horizon)
         good = step
     return None
+
+
+def telling_steps(schedule: Schedule, horizon: int) -> list[int]:
+    """Env steps in order, between any two of which the value is monotone; and many more, for what a warm-up bends."""
+    last = horizon - 1
+    knots = (int(k) for k in schedule.knots(_length(schedule, horizon)))
+    warm = length_of(schedule.warmup.steps, horizon) if schedule.warmup else 0
+    steps = {0, last, warm, *knots, *(round(last * i / 1024) for i in range(1025))}
+    return sorted(step for step in steps if 0 <= step <= last)
+
+
+def cut_short(schedule: Schedule, horizon: int) -> str | None:
+    """What of the schedule is longer than the run, so that its end is not reached; None if nothing."""
+    length = _length(schedule, horizon)
+    if isinstance(schedule, Sequence):
+        length = sum(steps for _, steps, _ in schedule._spans(length))
+    parts = {"warm-up": length_of(schedule.warmup.steps, horizon) if schedule.warmup else 0, "schedule": length}
+    return next((f"its {part} takes {steps:,} steps" for part, steps in parts.items() if steps > horizon), None)
 
 
 def _length(schedule: Schedule, horizon: int) -> int:

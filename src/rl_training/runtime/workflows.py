@@ -88,7 +88,7 @@ def evaluate_checkpoint(
 ) -> Metrics:
     """Evaluate a checkpoint, or a run folder's newest, on fresh environments; of several tasks all, or one."""
     checkpoint = open_checkpoint(path, ACTING)
-    config = config_of(checkpoint, allow_import=allow_import, device=device)
+    config = config_of(checkpoint, allow_import=allow_import, device=device, num_threads="auto")
     only = None if task is None else task_number(checkpoint, task)
     metrics = evaluate(_restore(checkpoint, device).players, config, only=only, num_episodes=num_episodes)
     assert metrics is not None  # nothing stops it here
@@ -146,7 +146,7 @@ class Restored(NamedTuple):
 
 
 def _restore(checkpoint: Checkpoint, device: str) -> Restored:
-    config = config_of(checkpoint, needs_env=False, device=device)
+    config = config_of(checkpoint, needs_env=False, device=device, num_threads="auto")  # of the machine that trained
     recipe = ALGORITHMS[config.algo].recipe
     info, tasks = checkpoint.info["spaces"], config.tasks
     saved = [spaces_from_json(info if len(tasks) == 1 else info[task.env_id]) for task in tasks]
