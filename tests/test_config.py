@@ -206,7 +206,7 @@ def test_the_saved_config_is_complete_and_trains_the_same(tiny_config, tmp_path)
 def test_more_lines_are_named(write):
     points = "  ent_coef:\n    kind: piecewise\n    points:\n      - [0, 0.1]\n      - [nope, 0.2]\n"
     assert any("line 11: algo_kwargs.ent_coef.points.1" in p for p in problems(write(GOOD + points)))
-    assert "num_steps: should be of type int, got True" in problems(write(GOOD + "  num_steps: true\n"))[0]
+    assert "num_steps: should be a number, got True" in problems(write(GOOD + "  num_steps: true\n"))[0]
     assert "'cuda:99' is not there" in problems(write(GOOD + "device: cuda:99\n"))[0]
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from importlib.metadata import version
 
 import pytest
+from packaging.requirements import Requirement
 
 from conftest import REPOSITORY
 from rl_training import ALGORITHMS
@@ -46,6 +48,36 @@ def test_every_verb_in_the_readme_exists_with_its_options():
 def test_the_table_lists_exactly_the_algorithms_there_are():
     table = README.split("## Algorithms")[1].split("##")[0]
     assert sorted(re.findall(r"^\| `(\w+)`", table, re.MULTILINE)) == sorted(ALGORITHMS)
+
+
+def extras():
+    """The names of what pyproject.toml offers to install, without the tools of development."""
+    section = (REPOSITORY / "pyproject.toml").read_text().split("[project.optional-dependencies]")[1].split("\n[")[0]
+    return set(re.findall(r"^(\w+) = \[", section, re.MULTILINE)) - {"dev"}
+
+
+def test_every_extra_is_one_that_the_package_asks_for():
+    """What needs an extra names it where it is missing: in an error, or in the table of the environments' packages."""
+    source = "\n".join(path.read_text() for path in (REPOSITORY / "src").rglob("*.py"))
+    asked = set(re.findall(r"rl-training\[(\w+)\]", source))
+    asked |= set(re.findall(r'"(\w+)"', re.search(r"for name in \((.*?)\) if name in where", source)[1]))
+    assert extras() == asked
+    offered = re.search(r"\(extras: (.*?)\)", README)[1]
+    assert set(re.findall(r"`(\w+)`", offered)) == extras() | {"dev"}
+
+
+def test_doctor_knows_only_extras_that_exist():
+    named = re.findall(r"rl-training\[(\w+)\]", cli("doctor"))
+    assert set(named) <= extras()
+
+
+def test_constraints_name_only_what_is_installed():
+    for line in (REPOSITORY / "constraints.txt").read_text().splitlines():
+        if not line or line.startswith("#"):
+            continue
+        requirement = Requirement(line)
+        if requirement.marker is None or requirement.marker.evaluate():
+            assert version(requirement.name), line
 
 
 def test_make_targets_in_the_readme_exist():

@@ -328,7 +328,8 @@ def test_registry_helpers_make_nothing():
     assert registered("CartPole-v1")
     assert registered("CartPole")
     assert registered("envs_for_tests:CounterForTests-v0")
-    assert not registered("no_such_module:Env-v0")
+    with pytest.raises(InputError, match="module 'no_such_module' cannot be imported: ModuleNotFoundError"):
+        registered("no_such_module:Env-v0")
     assert not registered("CartPole-v77")
     assert nearest_env_ids("CartPole-v77")[0] == "CartPole-v1"
     assert "LunarLander-v3" in nearest_env_ids("LunarLander-v2")

@@ -147,7 +147,7 @@ def test_controls_resolve_only_what_varies_and_round_whole_numbers():
         ({"target_kl_warmup_steps": 5}, "switched off"),
         ({"hidden_sizes": [64, 0]}, "should be >= 1"),
         ({"hidden_sizes": 64}, "hidden_sizes"),
-        ({"hidden_sizes_schedule": "linear"}, "is a setting"),
+        ({"hidden_sizes_schedule": "linear"}, "hidden_sizes is fixed for the whole run"),
     ],
 )
 def test_what_is_wrong_is_said_at_once_and_by_name(kwargs, message):

@@ -5,6 +5,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+__version__ = "0.1.0"
+
 if TYPE_CHECKING:
     from rl_training.config import ConfigError, TrainConfig
     from rl_training.runtime.checkpoints import CheckpointError
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
         resolve_temperature,
     )
     from rl_training.runtime.loading import load_config
+    from rl_training.runtime.metadata import latest_run
     from rl_training.runtime.policy import Policy
     from rl_training.runtime.run import TrainingInterrupted, TrainResult
     from rl_training.runtime.workflows import (
@@ -35,6 +38,7 @@ _HOMES = {
     "resolve_num_simulations": "runtime.controls",
     "resolve_temperature": "runtime.controls",
     "load_config": "runtime.loading",
+    "latest_run": "runtime.metadata",
     "Policy": "runtime.policy",
     "TrainResult": "runtime.run",
     "TrainingInterrupted": "runtime.run",
@@ -54,6 +58,7 @@ __all__ = [
     "TrainResult",
     "TrainingInterrupted",
     "evaluate_checkpoint",
+    "latest_run",
     "load_config",
     "load_policy",
     "predict_checkpoint",

@@ -1,3 +1,5 @@
+import sys
+
 from rl_training.cli import main
 
-main()
+sys.exit(main())

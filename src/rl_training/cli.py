@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -64,7 +66,34 @@ SetOption = Annotated[
 AllowImport = Annotated[
     bool, typer.Option("--allow-import", help="Allow an env_id of the form module:id, which imports that module.")
 ]
-CheckpointOption = Annotated[Path, typer.Option("--checkpoint", help="A checkpoint, or a run folder (its newest).")]
+RunArgument = Annotated[
+    Path | None,
+    typer.Argument(
+        metavar="[RUN]",
+        help="A run folder (its newest checkpoint), a checkpoint, or latest: the newest run in --output-dir or runs/.",
+        show_default=False,
+    ),
+]
+CheckpointOption = Annotated[
+    Path | None, typer.Option("--checkpoint", help="The same as an option.", show_default=False)
+]
+
+
+def _whole(text: str) -> int:
+    """A number as the YAML file takes it: 100000, 100_000 or 1e5."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not number.is_integer():
+        raise typer.BadParameter(f"should be a whole number, such as 100_000 or 1e5, got {text!r}")
+    return int(number)
+
+
+def _steps_option(help: str) -> Any:
+    return typer.Option(parser=_whole, metavar="STEPS", help=help, show_default=False)
+
+
 DeviceOption = Annotated[str | None, typer.Option("--device", help="auto, cpu, cuda, cuda:1, mps.", show_default=False)]
 OutputDir = Annotated[
     Path | None, typer.Option("--output-dir", help="Folder for the run's folder.", show_default=False)
@@ -74,9 +103,9 @@ ProgressOption = Annotated[str, typer.Option("--progress", help="auto, live, pla
 
 def _version(value: bool) -> None:
     if value:
-        from importlib.metadata import version
+        import rl_training
 
-        print(f"rl-training {version('rl-training')}")
+        print(f"rl-training {rl_training.__version__}")
         raise typer.Exit
 
 
@@ -94,7 +123,7 @@ def train(
     config_option: ConfigOption = None,
     set_: SetOption = None,
     seed: Annotated[int | None, typer.Option(help="Override seed.", show_default=False)] = None,
-    total_timesteps: Annotated[int | None, typer.Option(help="Override total_timesteps.", show_default=False)] = None,
+    total_timesteps: Annotated[int | None, _steps_option("Override total_timesteps.")] = None,
     num_envs: Annotated[int | None, typer.Option(help="Override num_envs.", show_default=False)] = None,
     device: DeviceOption = None,
     output_dir: OutputDir = None,
@@ -120,17 +149,20 @@ def train(
 
 @app.command("eval")
 def evaluate(
-    checkpoint: CheckpointOption,
+    run: RunArgument = None,
+    checkpoint: CheckpointOption = None,
     num_episodes: Annotated[int | None, typer.Option(min=1, help="Default: eval_episodes.", show_default=False)] = None,
     task: Annotated[str | None, typer.Option(help="Of several env_ids only this one.", show_default=False)] = None,
+    output_dir: Annotated[Path | None, typer.Option(help="Folder to find latest in.", show_default=False)] = None,
     device: DeviceOption = None,
     allow_import: AllowImport = False,
 ) -> None:
     """Evaluate a checkpoint on fresh environments."""
     from rl_training.runtime.workflows import evaluate_checkpoint
 
+    path = _one_run(run, checkpoint, output_dir)
     metrics = evaluate_checkpoint(
-        checkpoint, num_episodes=num_episodes, task=task, device=device or "auto", allow_import=_allow(allow_import)
+        path, num_episodes=num_episodes, task=task, device=device or "auto", allow_import=_allow(allow_import)
     )
     width = max([18, *map(len, metrics)])
     for name, value in metrics.items():
@@ -139,8 +171,9 @@ def evaluate(
 
 @app.command()
 def resume(
-    checkpoint: CheckpointOption,
-    total_timesteps: Annotated[int | None, typer.Option(help="Default: the run's own.", show_default=False)] = None,
+    run: RunArgument = None,
+    checkpoint: CheckpointOption = None,
+    total_timesteps: Annotated[int | None, _steps_option("Default: the run's own.")] = None,
     extend: Annotated[str, typer.Option(help="keep: schedules hold their end; stretch: over the new total.")] = "keep",
     output_dir: OutputDir = None,
     device: DeviceOption = None,
@@ -151,7 +184,7 @@ def resume(
     from rl_training.runtime.workflows import resume_training
 
     result = resume_training(
-        checkpoint,
+        _one_run(run, checkpoint, output_dir),
         total_timesteps=total_timesteps,
         extend=extend,  # type: ignore[arg-type]
         output_dir=output_dir,
@@ -171,7 +204,7 @@ def config_check(
 ) -> None:
     """Validate a config; nothing is made."""
     path = _one_config(config, config_option)
-    _load(path, set_ or [], allow_import)
+    _warn(_controls(_load(path, set_ or [], allow_import)))
     print(f"{path}: ok")
 
 
@@ -226,12 +259,13 @@ def schedule(
         print(f"{path}: nothing is scheduled; every number keeps its value")
     else:
         print(f"{path}: {len(controls.varying)} scheduled over {controls.horizon:,} env steps\n")
-        print(f"{'':<24}" + "".join(f"{percent:>11}%" for percent in preview.QUARTERS))
+        print(f"{'':<24}" + "".join(f"{column:>12}" for column in preview.COLUMNS))
     for name, values in preview.table(controls):
         print(f"{name:<24}" + "".join(f"{value:>12.5g}" for value in values))
     for name in controls.varying:
         print(f"\n{name}")
         print("\n".join(preview.plot(preview.sampled(controls, name)[1])))
+    _warn(controls)
     if png is not None:
         preview.save_png(controls, png)
         print(f"\nwrote {png}")
@@ -279,7 +313,6 @@ def doctor() -> None:
         "box2d": "Box2D",
         "envpool": "envpool",
         "wandb": "wandb",
-        "ray": "ray",
     }
     found = {extra: importlib.util.find_spec(module) is not None for extra, module in extras.items()}
     print(f"{'backends':<14} sync, async, vector{''.join(f', {b}' for b in ('ale', 'envpool') if found[b])}")
@@ -298,6 +331,20 @@ def _one_config(argument: Path | None, option: Path | None) -> Path:
     return path
 
 
+def _one_run(argument: Path | None, option: Path | None, output_dir: Path | None) -> Path:
+    if (argument is None) == (option is None):
+        raise typer.BadParameter("give one run: rl-training ... RUN, or --checkpoint RUN")
+    path = argument or option
+    assert path is not None
+    if path != Path("latest") or path.exists():  # a folder of that name is meant by its name
+        return path
+    from rl_training.runtime.metadata import latest_run
+
+    path = latest_run(output_dir or "runs")
+    print(f"latest run: {path}", file=sys.stderr)
+    return path
+
+
 def _load(path: Path, overrides: list[str], allow_import: bool, **values: Any) -> TrainConfig:
     from rl_training.runtime.loading import load_config
 
@@ -309,6 +356,11 @@ def _controls(config: TrainConfig) -> Controls:
     from rl_training.runtime.registry import ALGORITHMS
 
     return Controls(ALGORITHMS[config.algo].recipe.hyperparameters, config.algo_kwargs, config.horizon)
+
+
+def _warn(controls: Controls) -> None:
+    for line in controls.warnings():
+        print(f"warning: {line}", file=sys.stderr)
 
 
 def _allow(allow_import: bool) -> bool:
@@ -340,7 +392,18 @@ def _summarize(result: TrainResult, output_dir: Path) -> None:
 
 
 def _command(*words: Any) -> str:
-    return f"{_program('rl-training')} {shlex.join(map(str, words))}"
+    """A command to copy; with what a run named in it needs to be opened."""
+    imports = any(_imports_a_module(word) for word in words if isinstance(word, Path))
+    flags = ["--allow-import"] if imports else []
+    return f"{_program('rl-training')} {shlex.join(map(str, [*words, *flags]))}"
+
+
+def _imports_a_module(run_dir: Path) -> bool:
+    """Whether an env_id of the run has the form module:id."""
+    from rl_training.config import read_document
+
+    env_id = read_document((run_dir / "config.yaml").read_text(encoding="utf-8"), "config.yaml").data["env_id"]
+    return any(":" in name for name in ([env_id] if isinstance(env_id, str) else env_id))
 
 
 def _program(name: str) -> str:
@@ -353,9 +416,14 @@ def _program(name: str) -> str:
     return os.path.relpath(beside)
 
 
-def main() -> None:
-    app()
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command, by default that of this process; returns its exit code."""
+    try:
+        app(args=None if argv is None else [str(word) for word in argv])
+    except SystemExit as done:
+        return done.code if isinstance(done.code, int) else int(done.code is not None)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

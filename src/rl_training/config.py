@@ -3,21 +3,37 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import re
-from collections.abc import Hashable, Iterable, Mapping
+import reprlib
+import sys
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, get_args
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_args
 
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, ValidationError
 from pydantic.dataclasses import dataclass
 from pydantic.fields import FieldInfo
 
+from rl_training.yaml_text import YamlError, read_yaml
+
+C = TypeVar("C", bound=type)
+MOST_STEPS = 10**15  # env steps of a run, or of anything in it: 30 years at a million steps a second
+MOST_ENVS = 2**16
+MOST_TASKS = 128
+LONGEST_ENV_ID = 200
+MOST_PROBLEMS = 10  # that an error shows; it counts the others
+MOST_SHOWN = 300  # characters of a name, a value or a message in an error
+
 
 def _number(value: Any) -> Any:
     """YAML's true and "0.3" are not numbers, though pydantic would take them for one."""
-    if isinstance(value, bool | str):
+    if isinstance(value, bool | str | bytes):
         raise ValueError("should be a number")
+    if isinstance(value, int) and abs(value) > sys.float_info.max:
+        raise ValueError("should be a number below 1e308")
     return value
 
 
@@ -30,13 +46,15 @@ def _env_ids(value: Any) -> Any:
     ids = [value] if isinstance(value, str) else value
     if not isinstance(ids, list) or not ids or not all(isinstance(name, str) for name in ids):
         raise ValueError("should be the id of an environment, or a list of ids")
-    twice = [name for name in dict.fromkeys(ids) if ids.count(name) > 1]
-    if twice:
-        raise ValueError(f"{twice[0]!r} stands twice: each environment is one task")
+    if any(len(name) > LONGEST_ENV_ID for name in ids):
+        raise ValueError(f"should be at most {LONGEST_ENV_ID} characters long")
+    twice = next((name for name, count in Counter(ids).items() if count > 1), None)
+    if twice is not None:
+        raise ValueError(f"{twice!r} stands twice: each environment is one task")
     return value
 
 
-IdList = Annotated[list[str], Field(min_length=1, json_schema_extra={"uniqueItems": True})]
+IdList = Annotated[list[str], Field(min_length=1, max_length=MOST_TASKS, json_schema_extra={"uniqueItems": True})]
 EnvIds = Annotated[str | IdList, BeforeValidator(_env_ids)]
 
 
@@ -49,9 +67,9 @@ class Options(BaseModel):
 class AtariOptions(Options):
     """Atari preprocessing (Machado et al., 2018; the constants of Mnih et al., 2015)."""
 
-    noop_max: Int = Field(30, ge=0, description="random no-ops at the start of a game, at most")
-    frame_skip: Int = Field(4, ge=1, description="frames an action is held; the last two are max-pooled")
-    screen_size: Int = Field(84, ge=16, description="side of the square image")
+    noop_max: Int = Field(30, ge=0, le=10_000, description="random no-ops at the start of a game, at most")
+    frame_skip: Int = Field(4, ge=1, le=1_000, description="frames an action is held; the last two are max-pooled")
+    screen_size: Int = Field(84, ge=16, le=1_024, description="side of the square image")
     grayscale: StrictBool = Field(True, description="one channel instead of three")
     episodic_life: StrictBool = Field(True, description="training only: a lost life ends the episode, not the game")
     fire_reset: StrictBool = Field(True, description="press FIRE after a reset where the game waits for it")
@@ -63,13 +81,18 @@ class Wrappers(Options):
     """What stands between the environment and the algorithm, innermost first."""
 
     time_limit: Int | None = Field(
-        None, ge=1, description="truncate after this many steps (replaces the registered limit)"
+        None, ge=1, le=MOST_STEPS, description="truncate after this many steps (replaces the registered limit)"
     )
     action_repeat: Int | None = Field(
-        None, ge=1, description="each action lasts so many of the environment's steps; a step is then all of them"
+        None,
+        ge=1,
+        le=1_000,
+        description="each action lasts so many of the environment's steps; a step is then all of them",
     )
     atari: StrictBool | AtariOptions = Field(False, description="Atari preprocessing; true for the defaults")
-    frame_stack: Int | None = Field(None, ge=1, description="stack this many observations along a new first axis")
+    frame_stack: Int | None = Field(
+        None, ge=1, le=1_024, description="stack this many observations along a new first axis"
+    )
     normalize_observation: StrictBool = Field(False, description="by running mean and variance, clipped to +-10")
     normalize_reward: StrictBool = Field(
         False, description="by the running deviation of the discounted return, clipped to +-10"
@@ -86,6 +109,22 @@ class EnvOptions(Options):
     wrappers: Wrappers = Field(default_factory=Wrappers, description="preprocessing, see the table of wrappers")
 
 
+def raises_config_errors(config: C) -> C:
+    """Let the class raise what a YAML file with the same mistake would, not pydantic's own error."""
+    validate = config.__init__  # type: ignore[misc]
+
+    @functools.wraps(validate)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        try:
+            validate(self, *args, **kwargs)
+        except ValidationError as error:
+            raise ConfigError(problems_of(error, (), config_fields())) from None
+
+    config.__init__ = init  # type: ignore[misc]
+    return config
+
+
+@raises_config_errors
 @dataclass(frozen=True, kw_only=False, config=ConfigDict(extra="forbid"))
 class TrainConfig:
     """One training run. Keys of the YAML file map one to one."""
@@ -94,22 +133,26 @@ class TrainConfig:
     env_id: EnvIds = Field(
         description="id of a registered Gymnasium environment, or module:id; a list where the algorithm takes several"
     )
-    total_timesteps: Int = Field(ge=1, description="env steps to train for, counted over all environments and tasks")
+    total_timesteps: Int = Field(
+        ge=1, le=MOST_STEPS, description="env steps to train for, counted over all environments and tasks"
+    )
     output_dir: Path = Field(default=Path("runs"), description="folder in which the run's own folder is made")
     seed: Int = Field(default=0, ge=0, description="decides everything that is random")
-    num_envs: Int = Field(default=8, ge=1, description="environments stepped side by side, for each task")
+    num_envs: Int = Field(default=8, ge=1, le=MOST_ENVS, description="environments stepped side by side, for each task")
     device: str = Field(
         default="auto",
         description="auto, cpu, cuda, cuda:1, mps; auto: cuda where there is one and it pays, for images and towers",
     )
-    eval_interval: Int = Field(default=0, ge=0, description="env steps between evaluations; 0: only at the end")
-    eval_episodes: Int = Field(default=10, ge=1, description="episodes per evaluation, of each task")
+    eval_interval: Int = Field(
+        default=0, ge=0, le=MOST_STEPS, description="env steps between evaluations; 0: only at the end"
+    )
+    eval_episodes: Int = Field(default=10, ge=1, le=1_000_000, description="episodes per evaluation, of each task")
     checkpoint_interval: Int = Field(
-        default=50_000, ge=0, description="env steps between checkpoints; 0: only at the end"
+        default=50_000, ge=0, le=MOST_STEPS, description="env steps between checkpoints; 0: only at the end"
     )
     keep_checkpoints: Int = Field(default=3, ge=0, description="newest checkpoints kept beside the best; 0: all")
-    log_interval: Int = Field(default=2_000, ge=1, description="env steps between lines of the log")
-    num_threads: Annotated[Int, Field(ge=1, le=1024)] | Literal["auto"] = Field(
+    log_interval: Int = Field(default=2_000, ge=1, le=MOST_STEPS, description="env steps between lines of the log")
+    num_threads: Annotated[Int, Field(ge=1)] | Literal["auto"] = Field(
         default="auto", description="torch threads; auto: 1 for small networks on a CPU"
     )
     tags: list[str] = Field(default_factory=list, description="words to find the run again by")
@@ -123,7 +166,7 @@ class TrainConfig:
         default=False, description="log to Weights & Biases too; a mapping goes to its init"
     )
     schedule_horizon: Int | None = Field(
-        default=None, ge=1, description="env steps that schedules run over; default: all"
+        default=None, ge=1, le=MOST_STEPS, description="env steps that schedules run over; default: all"
     )
 
     @property
@@ -181,13 +224,42 @@ class ConfigError(InputError):
 
     def __init__(self, problems: Iterable[Problem], document: Document | None = None) -> None:
         self.problems = list(problems)
-        super().__init__("\n".join(_describe(problem, document) for problem in self.problems))
+        lines = [_describe(problem, document) for problem in self.problems[:MOST_PROBLEMS]]
+        more = len(self.problems) - len(lines)
+        super().__init__("\n".join([*lines, f"and {more:,} more"] if more else lines))
 
 
 def _describe(problem: Problem, document: Document | None) -> str:
-    key = ".".join(map(str, problem.path))
+    key = cut(".".join(map(_printable, problem.path)))
     where = document.place(problem.path) if document else ""
-    return f"{where}{key + ': ' if key else ''}{problem.message}"
+    return f"{where}{key + ': ' if key else ''}{cut(problem.message, 3 * MOST_SHOWN)}"
+
+
+def _printable(part: Any) -> str:
+    """A key on one line."""
+    text = shown(part) if not isinstance(part, str) else part
+    return text if text.isprintable() else repr(text)
+
+
+def cut(text: str, most: int = MOST_SHOWN) -> str:
+    return text if len(text) <= most else f"{text[:most]}..."
+
+
+class _Repr(reprlib.Repr):
+    """`repr` of values as large or as deep as they may be."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel, self.maxstring, self.maxother = 4, MOST_SHOWN // 3, MOST_SHOWN // 3
+        self.maxlist = self.maxtuple = self.maxset = self.maxfrozenset = self.maxdict = 10
+
+    def repr_int(self, x: int, level: int) -> str:
+        return repr(x) if abs(x) < 10**30 else f"a whole number of {x.bit_length():,} bits"
+
+
+def shown(value: Any) -> str:
+    """`repr(value)` for a message: of a large value the beginning."""
+    return cut(_Repr().repr(value))
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
@@ -197,26 +269,44 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f"; did you mean {names[guesses[0]]!r}?" if guesses else ""
 
 
-def problems_of(error: ValidationError, path: tuple[str | int, ...], fields: Mapping[str, FieldInfo]) -> list[Problem]:
-    """Pydantic's errors in our words, under `path`."""
-    return [_problem(detail, path, fields) for detail in error.errors()]
+def problems_of(
+    error: ValidationError, path: tuple[str | int, ...], fields: Mapping[str, FieldInfo], keys: Iterable[str] = ()
+) -> list[Problem]:
+    """Pydantic's errors in our words, under `path`. keys: the user's own, where any are allowed."""
+    return [_problem(detail, path, fields, set(keys)) for detail in error.errors(include_url=False)]
 
 
-def _problem(detail: Any, path: tuple[str | int, ...], fields: Mapping[str, FieldInfo]) -> Problem:
+def _problem(detail: Any, path: tuple[str | int, ...], fields: Mapping[str, FieldInfo], keys: set[str]) -> Problem:
     unknown = detail["type"] in ("extra_forbidden", "unexpected_keyword_argument")
     *outer, last = detail["loc"] or (None,)
-    loc = tuple(p for p in outer if not _is_union_branch(p))
-    if last is not None and (unknown or not _is_union_branch(last)):  # the user's own word may look like a branch
+    loc = tuple(p for p in outer if p in keys or not _is_union_branch(p))
+    # The user's own word may look like a branch.
+    if last is not None and (unknown or last in keys or not _is_union_branch(last)):
         loc = (*loc, last)
     message = detail["msg"].removeprefix("Value error, ").replace("Input should be", "should be")
+    message = PLAIN_WORDS.get(detail["type"], message)
     if unknown:
-        known = _fields_at(loc[:-1], fields)
-        message = f"unknown key{nearest(str(loc[-1]), known)}"
+        message = unknown_key(str(loc[-1]), _fields_at(loc[:-1], fields))
     elif detail["type"] in ("missing", "missing_argument"):
         message = "is missing, and has no default"
+    elif detail["type"] in ("int_type", "float_type") and isinstance(detail["input"], Mapping):
+        message = f"should be a number: it {FIXED}"
     elif not isinstance(detail["input"], Mapping):  # a whole mapping would bury the message
-        message = f"{PLAIN_WORDS.get(detail['type'], message)}, got {detail['input']!r}"
+        message = f"{message}, got {shown(detail['input'])}"
     return Problem((*path, *loc), message)
+
+
+FIXED = "is fixed for the whole run and cannot be scheduled"
+SCHEDULE_PARTS = ("_schedule", "_warmup_steps")  # what the name of a number ends in where its schedule is meant
+
+
+def unknown_key(key: str, known: Iterable[str], what: str = "key") -> str:
+    """What to say of a key that is none of those known, all of which take no schedule."""
+    known = list(known)
+    stems = [key.removesuffix(part) for part in SCHEDULE_PARTS if key.endswith(part)]
+    if stems and stems[0] in known:
+        return f"{stems[0]} {FIXED}"
+    return f"unknown {what}{nearest(key, known)}"
 
 
 PLAIN_WORDS = {
@@ -226,6 +316,9 @@ PLAIN_WORDS = {
     "list_type": "should be a list",
     "path_type": "should be a path",
     "bool_type": "should be true or false",
+    "int_type": "should be a whole number",
+    "int_from_float": "should be a whole number",
+    "float_type": "should be a number",
 }
 
 
@@ -244,31 +337,6 @@ def _fields_at(loc: Iterable[str | int], fields: Mapping[str, FieldInfo]) -> Map
     return fields
 
 
-class _Loader(yaml.SafeLoader):
-    """YAML as people write it: 3e-4 is a number (YAML 1.1 asks for a dot), a key that stands twice is an error."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen: dict[Any, int] = {}
-        for key_node, _ in node.value:
-            if key_node.tag == "tag:yaml.org,2002:merge":
-                continue
-            key, line = self.construct_object(key_node, deep=True), key_node.start_mark.line + 1  # type: ignore[no-untyped-call]
-            if isinstance(key, Hashable) and key in seen:
-                raise yaml.MarkedYAMLError(
-                    problem=f"key {key!r} stands twice, first in line {seen[key]}", problem_mark=key_node.start_mark
-                )
-            if isinstance(key, Hashable):  # super() refuses the others, with their line
-                seen[key] = line
-        return super().construct_mapping(node, deep)
-
-
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"^[-+]?(?:[0-9][0-9_]*(?:\.[0-9_]*)?|\.[0-9][0-9_]*)[eE][-+]?[0-9]+$"),
-    list("-+.0123456789"),
-)
-
-
 class Document(NamedTuple):
     """A YAML file: its data, and the line on which each key stands."""
 
@@ -281,7 +349,7 @@ class Document(NamedTuple):
         """`configs/ppo/cartpole.yaml, line 9: ` for the key, or for the nearest mapping around it."""
         for end in range(len(path), 0, -1):
             if path[:end] in self.replaced:
-                return f"{self.replaced[path[:end]]}: "
+                return f"{cut(self.replaced[path[:end]])}: "
             if path[:end] in self.lines:
                 return f"{self.name}, line {self.lines[path[:end]]}: "
         return f"{self.name}: "
@@ -295,15 +363,10 @@ def parse_value(text: str, name: str) -> Any:
 def _parse(text: str, name: str) -> tuple[Any, yaml.Node | None]:
     """The data and the node it was made from."""
     try:
-        loader = _Loader(text)  # a SafeLoader: data only
-        node = loader.get_single_node()  # type: ignore[no-untyped-call]
-        return (loader.construct_document(node) if node else None), node  # type: ignore[no-untyped-call]
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        line = f", line {mark.line + 1}" if mark else ""
-        raise ConfigError([Problem((), f"{name}{line}: {error.problem}")]) from error
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: !!int abc, 2020-13-45
-        raise ConfigError([Problem((), f"{name}: not YAML: {error}")]) from error
+        return read_yaml(text)
+    except YamlError as error:
+        line = f", line {error.line}" if error.line else ""
+        raise ConfigError([Problem((), f"{cut(name)}{line}: {error.problem}")]) from error
 
 
 def read_document(text: str, name: str) -> Document:

@@ -55,7 +55,7 @@ def _register(env_id: str) -> str:
     """Import what registers the id; gives the id without its module."""
     module, _, name = env_id.rpartition(":")
     if module:
-        importlib.import_module(module)
+        _import(module)
     if is_atari(name):
         try:
             import ale_py
@@ -66,14 +66,36 @@ def _register(env_id: str) -> str:
     return name
 
 
+def _import(module: str) -> None:
+    try:
+        importlib.import_module(module)
+    except (Exception, SystemExit) as error:  # whatever the module's own code raises
+        remedy = "install it, or add its folder to PYTHONPATH" if _is_missing(module, error) else "correct it"
+        raise InputError(f"module {module!r} cannot be imported: {type(error).__name__}: {error}; {remedy}") from error
+
+
+def _is_missing(module: str, error: BaseException) -> bool:
+    """Whether it is the module itself that was not found, or a package it is in, not one that it imports."""
+    name = error.name if isinstance(error, ModuleNotFoundError) else None
+    return name is not None and f"{module}.".startswith(f"{name}.")
+
+
+def check_env_id(env_id: str) -> None:
+    """Raise an InputError where `gymnasium.make` could not make the id; makes nothing."""
+    if registered(env_id):
+        return
+    module, _, name = env_id.rpartition(":")
+    names = nearest_env_ids(env_id)
+    hint = f"; did you mean {' or '.join(map(repr, names))}?" if names else ""
+    if module:
+        raise InputError(f"module {module!r} was imported, but it does not register {name!r}{hint}")
+    hint = hint or "; give one that a module registers as module:id"
+    raise InputError(f"no environment {env_id!r} is registered with Gymnasium{hint}")
+
+
 def registered(env_id: str) -> bool:
     """Whether `gymnasium.make` knows the id; makes nothing."""
-    try:
-        name = _register(env_id)
-    except ModuleNotFoundError as error:
-        if env_id.rpartition(":")[0].startswith(error.name or "?"):
-            return False
-        raise
+    name = _register(env_id)
     return name in gym.registry or any(re.fullmatch(re.escape(name) + r"-v\d+", known) for known in gym.registry)
 
 
@@ -89,10 +111,8 @@ def make_envs(env_id: str, *, num_envs: int, seed: int, env_kwargs: Mapping[str,
     """N environments. Evaluation (not training) plays whole games: no episodic life."""
     options, kwargs = split_env_kwargs(env_kwargs)
     plan = Plan(env_id, num_envs, seed, options.wrappers, kwargs, training)
-    if options.backend != "envpool" and not registered(env_id):
-        meant = ", ".join(map(repr, nearest_env_ids(env_id)))
-        hint = f"did you mean {meant}?" if meant else "register it, or give it as 'module:Name-v0'"
-        raise InputError(f"environment {env_id!r} is not registered with Gymnasium; {hint}")
+    if options.backend != "envpool":
+        check_env_id(env_id)
     if plan.atari:
         _check_atari(plan)
     backend = choose_backend(plan) if options.backend == "auto" else options.backend

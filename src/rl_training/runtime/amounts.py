@@ -7,6 +7,8 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
+from rl_training.config import MOST_STEPS
+
 
 def _amount(value: Any) -> Any:
     if isinstance(value, str) and value.strip().endswith("%"):
@@ -20,6 +22,8 @@ def _amount(value: Any) -> Any:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or not 0 <= value < math.inf or value != int(value):
         raise ValueError("should be a whole number of env steps, or per cent of the horizon such as 50%")
+    if value > MOST_STEPS:
+        raise ValueError(f"should be at most {MOST_STEPS:,} env steps")
     return int(value)
 
 

@@ -12,26 +12,42 @@ import math
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from inspect import signature
-from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
+from types import UnionType
+from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import BeforeValidator, StrictBool, TypeAdapter, ValidationError
 
 from rl_training.algorithms.base import scalar_names
-from rl_training.config import ConfigError, Problem, TrainConfig, nearest, problems_of
+from rl_training.config import (
+    FIXED,
+    SCHEDULE_PARTS,
+    ConfigError,
+    Float,
+    Int,
+    Problem,
+    TrainConfig,
+    problems_of,
+    shown,
+    unknown_key,
+)
 from rl_training.runtime.schedules import (
     ALL_FIELDS,
     KINDS,
+    SYNONYMS,
     Constant,
     Schedule,
     Warmup,
     check_order,
+    cut_short,
     dump_schedule,
     first_violation,
     parse_schedule,
+    telling_steps,
 )
 
 ALIASES = (("clip_coef", "clip_range"), ("ent_coef", "entropy_coef"))  # each group: names of one number
-PARTS = ("", "_schedule", "_warmup_steps")
+PARTS = ("", *SCHEDULE_PARTS)
+LARGEST_SETTING = 2**31 - 1  # beyond which no size or count is meant; what fits into memory is for `limits` to say
 
 
 def names_of(name: str) -> tuple[str, ...]:
@@ -75,7 +91,7 @@ def read_schedule(given: Given | None, default: float | None) -> Schedule | None
     fixed, spec, warmup = default if given.fixed is None else given.fixed, given.schedule, given.warmup_steps
     if isinstance(fixed, str):
         remedy = f"; write {given.key}_schedule: {fixed}" if fixed in KINDS else ""
-        raise ValueError(f"should be a number or a schedule, got {fixed!r}{remedy}")
+        raise ValueError(f"should be a number or a schedule, got {shown(fixed)}{remedy}")
     if isinstance(fixed, Mapping | list):
         if spec is not None:
             raise ValueError(f"has a schedule already; drop {given.key + '_schedule'!r}")
@@ -95,7 +111,7 @@ def read_schedule(given: Given | None, default: float | None) -> Schedule | None
         return schedule.model_copy(update={"warmup": Warmup.model_validate({"steps": warmup})})
     except ValidationError:
         wanted = "env steps, or per cent of the horizon such as 5%"
-        raise ValueError(f"{given.key + '_warmup_steps'!r} should be {wanted}, got {warmup!r}") from None
+        raise ValueError(f"{given.key + '_warmup_steps'!r} should be {wanted}, got {shown(warmup)}") from None
 
 
 def to_int(value: float, low: float, high: float) -> int:
@@ -182,6 +198,7 @@ class Controls:
         made = [f for f in self.fields.values() if f.sources]
         self._implied = {x for f in made for x in (f.sources if is_given(f.name, kwargs) else (f.name,))}
         self._implied |= {f.name for f in self.fields.values() if f.idle(values)}
+        self._given = {name for name in self.varying if is_given(name, kwargs)}
 
     def at(self, step: int) -> Any:
         """The hyperparameters in force at `step`, as an instance of the algorithm's own class."""
@@ -197,6 +214,26 @@ class Controls:
     def scalars_of(self, hp: Any) -> dict[str, float]:
         """Every scalar in force, under its own name; one that is switched off is left out."""
         return {name: value for name in self.scalars if (value := getattr(hp, name)) is not None}
+
+    def extremes(self, name: str) -> tuple[float, float]:
+        """The least and the greatest value of a scalar over the horizon."""
+        field, schedule = self.fields[name], self.schedules[name]
+        values = [self._value(field, schedule, step) for step in telling_steps(schedule, self.horizon)]
+        return min(values), max(values)
+
+    def warnings(self) -> list[str]:
+        """What the config schedules to no effect, or not to its end: allowed, but hardly meant."""
+        lines = []
+        for name in sorted(self._given):
+            low, high = self.extremes(name)
+            if math.isclose(low, high, rel_tol=1e-9):
+                lines.append(
+                    f"{name} is scheduled, but stays {low:g} from the first step to the last: give another end"
+                )
+            elif (what := cut_short(self.schedules[name], self.horizon)) is not None:
+                value = self._value(self.fields[name], self.schedules[name], self.horizon - 1)
+                lines.append(f"{name}: {what}, the run only {self.horizon:,}: it comes no further than {value:g}")
+        return lines
 
     def resolved(self) -> dict[str, Any]:
         """All hyperparameters with their defaults, as YAML that reads back to the same."""
@@ -275,18 +312,34 @@ def check_bounds(field: Field, schedule: Schedule, horizon: int) -> None:
 
 def read_setting(field: Field, value: Any) -> Any:
     """A value that is fixed for the run, checked against its type and bounds."""
-    wrong_kind = isinstance(value, bool) != (field.hint is bool) and field.hint in (int, float, bool)
-    words = value if isinstance(value, list | tuple) else [value] if field.hint in (int, float) else []
-    if wrong_kind or any(isinstance(word, bool | str) for word in words):
-        raise _Wrong(Problem((field.name,), f"should be of type {type_name(field.hint)}, got {value!r}"))
+    if is_schedule(value) and not accepts(field.hint, value):
+        raise _Wrong(Problem((field.name,), f"is a setting, so it {FIXED}"))
     try:
         value = _adapter(field.hint).validate_python(value)
     except ValidationError as error:
-        raise _Wrong(*problems_of(error, (field.name,), {})) from error
+        keys = value if isinstance(value, Mapping) else ()
+        raise _Wrong(*problems_of(error, (field.name,), {}, keys)) from error
     for number in value if isinstance(value, tuple) else (value,):
         if isinstance(number, int | float) and not field.low <= number <= field.high:
-            raise _Wrong(Problem((field.name,), f"should be {field.bounds.replace('[', 'in [')}, got {number}"))
+            raise _Wrong(Problem((field.name,), f"should be {field.bounds.replace('[', 'in [')}, got {shown(number)}"))
+        if isinstance(number, int) and number > LARGEST_SETTING:
+            raise _Wrong(Problem((field.name,), f"should be at most {LARGEST_SETTING:,}, got {shown(number)}"))
     return value
+
+
+def is_schedule(value: Any) -> bool:
+    """Whether a value reads like a schedule of some number."""
+    if isinstance(value, Mapping):
+        return not {"kind", *SYNONYMS}.isdisjoint(value)
+    return isinstance(value, str) and value in KINDS
+
+
+def accepts(hint: Any, value: Any) -> bool:
+    try:
+        _adapter(hint).validate_python(value)
+    except ValidationError:
+        return False
+    return True
 
 
 def type_name(hint: Any) -> str:
@@ -298,7 +351,26 @@ def type_name(hint: Any) -> str:
 
 @lru_cache
 def _adapter(hint: Any) -> TypeAdapter[Any]:
-    return TypeAdapter(hint)
+    return TypeAdapter(strict(hint))
+
+
+def strict(hint: Any) -> Any:
+    """The type as a config has to give it: true and "7" are not numbers, 1 is not true, and only a list is a list."""
+    leaves = {int: Int, float: Float, bool: StrictBool}
+    if get_origin(hint) is Literal or (hint not in leaves and not get_args(hint)):
+        return hint
+    if hint in leaves:
+        return leaves[hint]
+    arguments = tuple(each if each is Ellipsis else strict(each) for each in get_args(hint))
+    if get_origin(hint) is tuple:
+        return Annotated[tuple[arguments], BeforeValidator(_list)]  # type: ignore[valid-type]
+    return Union[arguments] if get_origin(hint) in (Union, UnionType) else get_origin(hint)[arguments]  # noqa: UP007
+
+
+def _list(value: Any) -> Any:
+    if not isinstance(value, list | tuple):
+        raise ValueError("should be a list")
+    return value
 
 
 def known_keys(hyperparameters: type) -> list[str]:
@@ -309,7 +381,7 @@ def known_keys(hyperparameters: type) -> list[str]:
 def unknown_keys(hyperparameters: type, kwargs: Mapping[str, Any]) -> list[Problem]:
     """A misspelt hyperparameter is an error, never a silently used default."""
     known = known_keys(hyperparameters)
-    return [Problem((key,), _unknown(str(key), hyperparameters, known)) for key in kwargs if key not in known]
+    return [Problem((key,), unknown_key(str(key), known, "hyperparameter")) for key in kwargs if key not in known]
 
 
 def unused(field: Field, kwargs: Mapping[str, Any]) -> Any:
@@ -330,14 +402,6 @@ def unused_sources(fields: Mapping[str, Field], kwargs: Mapping[str, Any]) -> li
         for name in field.sources
         if name in kwargs and has_value(field.name, kwargs)
     ]
-
-
-def _unknown(key: str, hyperparameters: type, known: list[str]) -> str:
-    for part in PARTS[1:]:
-        name = key.removesuffix(part)
-        if name != key and name in fields_of(hyperparameters):
-            return f"{name} is a setting, fixed for the whole run; only scalars can be scheduled"
-    return f"unknown hyperparameter{nearest(key, known)}"
 
 
 def resolve(config: TrainConfig, name: str, *, step: int, default: float) -> float:

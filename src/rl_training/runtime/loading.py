@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,22 +10,28 @@ from typing import Any
 from pydantic import ValidationError
 
 from rl_training.config import (
+    LONGEST_ENV_ID,
+    MOST_STEPS,
     ConfigError,
     Document,
     EnvOptions,
+    InputError,
     Problem,
     TrainConfig,
-    config_fields,
+    cut,
     nearest,
     parse_value,
     problems_of,
     read_document,
+    shown,
 )
-from rl_training.envs.factory import nearest_env_ids, registered
+from rl_training.envs.factory import check_env_id
 from rl_training.runtime.callbacks import CallbackOptions
 from rl_training.runtime.controls import Controls
+from rl_training.runtime.limits import threads_problem
 from rl_training.runtime.registry import ALGORITHMS
 from rl_training.runtime.setup import device_problem
+from rl_training.yaml_text import MOST_CHARACTERS
 
 ANY_HORIZON = 1_000_000  # to look for further problems where total_timesteps is itself one
 
@@ -40,18 +45,23 @@ def load_config(
     imports that module.
     """
     path = Path(path)
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise ConfigError([Problem((), f"{path}: there is no such file{_nearest_file(path)}")]) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError([Problem((), f"{path}: cannot be read: {error}")]) from None
-    document = read_document(text, str(path))
+    document = read_document(_read_text(path), str(path))
     for override in overrides:
         apply_override(document, override)
     for key, value in values.items():
         replace_value(document, (key,), value, f"--{key.replace('_', '-')} {value}")
     return build_config(document.data, document=document, allow_import=allow_import)
+
+
+def _read_text(path: Path) -> str:
+    """The text of a file, or as much of it as shows that it is too long for a config."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            return file.read(MOST_CHARACTERS + 1)
+    except FileNotFoundError:
+        raise ConfigError([Problem((), f"{path}: there is no such file{_nearest_file(path)}")]) from None
+    except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a path with a null byte
+        raise ConfigError([Problem((), f"{path}: cannot be read: {error}")]) from None
 
 
 def build_config(
@@ -62,10 +72,10 @@ def build_config(
     config: TrainConfig | None = None
     try:
         config = TrainConfig(**data)
-    except ValidationError as error:
-        problems += problems_of(error, (), config_fields())
+    except ConfigError as error:
+        problems += error.problems
     except TypeError:  # keys that are not strings
-        problems += [Problem((str(k),), "keys should be words") for k in data if not isinstance(k, str)]
+        problems += [Problem((shown(k),), "keys should be words") for k in data if not isinstance(k, str)]
     problems += check(data, allow_import=allow_import, needs_env=needs_env)
     if problems or config is None:
         raise ConfigError(_unique(problems), document)
@@ -79,6 +89,20 @@ def check_config(config: TrainConfig) -> None:
         raise ConfigError(_unique(problems))
 
 
+def as_config(given: TrainConfig | Mapping[str, Any] | str | Path) -> TrainConfig:
+    """A checked config from any form that Python code may have it in: a TrainConfig, a mapping, a YAML file's path."""
+    if isinstance(given, TrainConfig):
+        check_config(given)
+        return given
+    if isinstance(given, Mapping):
+        return build_config(given)
+    if isinstance(given, str | Path):
+        return load_config(given)
+    raise InputError(
+        f"a config is a TrainConfig, a mapping of its keys or the path of a YAML file, got {type(given).__name__}"
+    )
+
+
 def check(data: Mapping[str, Any], *, allow_import: bool, needs_env: bool = True) -> list[Problem]:
     """What is wrong beyond the types of the top-level keys; keys of a wrong type are passed over here."""
     return [
@@ -90,6 +114,7 @@ def check(data: Mapping[str, Any], *, allow_import: bool, needs_env: bool = True
         *_check_callbacks(data.get("callbacks")),
         *_check_early_stopping(data),
         *_check_device(data.get("device", "auto")),
+        *_check_threads(data.get("num_threads", "auto")),
     ]
 
 
@@ -99,11 +124,11 @@ def _check_algorithm(data: Mapping[str, Any]) -> list[Problem]:
         return []
     if algo not in ALGORITHMS:
         known = ", ".join(ALGORITHMS)
-        return [Problem(("algo",), f"unknown algorithm {algo!r}{nearest(algo, ALGORITHMS)} (there are: {known})")]
+        return [Problem(("algo",), f"unknown algorithm {shown(algo)}{nearest(algo, ALGORITHMS)} (there are: {known})")]
     if not isinstance(kwargs, Mapping):
         return []
     horizon = data.get("schedule_horizon") or data.get("total_timesteps")
-    if not isinstance(horizon, int | float) or not 1 <= horizon < math.inf:
+    if not isinstance(horizon, int | float) or not 1 <= horizon <= MOST_STEPS:
         horizon = ANY_HORIZON
     try:
         Controls(ALGORITHMS[algo].recipe.hyperparameters, kwargs, int(horizon))
@@ -119,19 +144,16 @@ def _check_env_ids(env_id: Any, allow_import: bool) -> list[Problem]:
 
 
 def _check_env_id(env_id: Any, path: tuple[str | int, ...], allow_import: bool) -> list[Problem]:
-    if not isinstance(env_id, str):
+    if not isinstance(env_id, str) or len(env_id) > LONGEST_ENV_ID:
         return []
     module, colon, _ = env_id.partition(":")
     if colon and not allow_import:
         return [Problem(path, f"{env_id!r} imports the module {module!r}, which runs its code: pass --allow-import")]
     try:
-        if registered(env_id):
-            return []
-    except (ImportError, ValueError) as error:
-        return [Problem(path, f"{env_id!r}: {error}")]
-    names = nearest_env_ids(env_id)
-    hint = f"; did you mean {' or '.join(map(repr, names))}?" if names else ""
-    return [Problem(path, f"no environment {env_id!r} is registered with Gymnasium{hint}")]
+        check_env_id(env_id)
+    except InputError as error:
+        return [Problem(path, str(error))]
+    return []
 
 
 def _check_several(data: Mapping[str, Any]) -> list[Problem]:
@@ -156,7 +178,9 @@ def _check_env_kwargs(key: str, data: Mapping[str, Any]) -> list[Problem]:
             known = [known for known in ids if isinstance(known, str)]
             problems.append(Problem((key, name), f"is none of the environments in env_id{nearest(str(name), known)}"))
         elif name in ids and not isinstance(value, Mapping):
-            problems.append(Problem((key, name), f"should be a mapping, what is for this task alone, got {value!r}"))
+            problems.append(
+                Problem((key, name), f"should be a mapping, what is for this task alone, got {shown(value)}")
+            )
         elif name in ids:
             problems += _check_options(value, (key, name))
     return problems
@@ -197,19 +221,26 @@ def _check_device(name: Any) -> list[Problem]:
     return [] if problem is None else [Problem(("device",), problem)]
 
 
+def _check_threads(setting: Any) -> list[Problem]:
+    problem = threads_problem(setting)
+    return [] if problem is None else [Problem(("num_threads",), problem)]
+
+
 def apply_override(document: Document, override: str) -> None:
     """`algo_kwargs.clip_coef=0.1` sets that key, making mappings on the way."""
     key, equals, text = override.partition("=")
     path = tuple(key.strip().split("."))
     if not equals or not all(path):
-        raise ConfigError([Problem((), f"--set takes key=value, such as algo_kwargs.clip_coef=0.1, got {override!r}")])
+        raise ConfigError(
+            [Problem((), f"--set takes key=value, such as algo_kwargs.clip_coef=0.1, got {shown(override)}")]
+        )
     target: Any = document.data
     for part in path[:-1]:
         if target.get(part) is None:
             target[part] = {}
         target = target[part]
         if not isinstance(target, dict):
-            raise ConfigError([Problem((), f"--set {override}: {part!r} is not a mapping")])
+            raise ConfigError([Problem((), f"--set {cut(override)}: {cut(part)!r} is not a mapping")])
     replace_value(document, path, parse_value(text, f"--set {override}"), f"--set {override}")
 
 

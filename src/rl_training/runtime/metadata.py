@@ -13,8 +13,10 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from rl_training.config import InputError
+
 METADATA = "metadata.json"
-PACKAGES = ("torch", "gymnasium", "numpy", "numba", "safetensors", "tensorboard", "ale-py", "mujoco", "envpool", "ray")
+PACKAGES = ("torch", "gymnasium", "numpy", "numba", "safetensors", "tensorboard", "ale-py", "mujoco", "envpool")
 
 
 def write_metadata(
@@ -44,6 +46,25 @@ def update_metadata(run_dir: Path, **more: Any) -> Path:
     except (OSError, ValueError):
         metadata = {}
     return write_json_atomic(path, {**(metadata if isinstance(metadata, dict) else {}), "updated": now(), **more})
+
+
+def latest_run(output_dir: str | Path = "runs") -> Path:
+    """The run in `output_dir` that was started last, of those that have a checkpoint."""
+    folder = Path(output_dir)
+    runs = [path.parents[1] for path in folder.glob("*/checkpoints/*") if path.is_dir() and path.name[0] != "."]
+    if not runs:
+        raise InputError(f"there is no run with a checkpoint in {folder}; give output_dir, or the run's own folder")
+    return max(runs, key=_started)
+
+
+def _started(run_dir: Path) -> tuple[str, int]:
+    """When a run began: by its own word, to the second, and by its file, which a copy may not keep."""
+    path = run_dir / METADATA
+    try:
+        metadata, changed = json.loads(path.read_text(encoding="utf-8")), (run_dir / "config.yaml").stat().st_mtime_ns
+    except (OSError, ValueError):
+        return "", 0
+    return str(metadata.get("started", "") if isinstance(metadata, dict) else ""), changed
 
 
 def now() -> str:

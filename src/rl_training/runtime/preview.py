@@ -8,6 +8,7 @@ from rl_training.config import InputError
 from rl_training.runtime.controls import Controls
 
 QUARTERS = (0, 25, 50, 75, 100)
+COLUMNS = (*(f"{percent}%" for percent in QUARTERS), "min", "max")
 _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # of a braille character, by row and column
 
 
@@ -16,9 +17,12 @@ def values_at(controls: Controls, name: str, steps: list[int]) -> list[float]:
 
 
 def table(controls: Controls) -> list[tuple[str, list[float]]]:
-    """Every scheduled scalar at 0, 25, 50, 75 and 100 % of the horizon."""
+    """Every scheduled scalar at 0, 25, 50, 75 and 100 % of the horizon, its least value and its greatest.
+
+    The quarters alone would show a cycle only where it is at rest.
+    """
     steps = [round((controls.horizon - 1) * percent / 100) for percent in QUARTERS]
-    return [(name, values_at(controls, name, steps)) for name in controls.varying]
+    return [(name, [*values_at(controls, name, steps), *controls.extremes(name)]) for name in controls.varying]
 
 
 def plot(values: list[float], *, width: int = 60, height: int = 8) -> list[str]:

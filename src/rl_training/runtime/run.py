@@ -22,6 +22,7 @@ from rl_training.runtime.checkpoints import Checkpoint, prune_checkpoints, save_
 from rl_training.runtime.controls import Controls
 from rl_training.runtime.evaluation import check_evaluation, describe_evaluation, evaluate, make_players
 from rl_training.runtime.interrupts import Interrupts
+from rl_training.runtime.limits import check_memory
 from rl_training.runtime.metadata import update_metadata, write_metadata, write_text_atomic
 from rl_training.runtime.metrics import (
     MetricsLog,
@@ -130,6 +131,7 @@ class TrainingRun:
         try:
             spaces = self.tasks.spaces
             hp = self.controls.at(0)
+            check_memory(config, self.controls, spaces)
             self.device = pick_device(config.device, spaces, hp)
             self._convolutions = has_convolutions(spaces, hp)
             self.algorithm = build_algorithm(config, recipe, spaces, hp, self.device)
@@ -362,7 +364,7 @@ class TrainingRun:
         self._slow_kernels = quick_kernels(self.device, convolutions=self._convolutions)
         self.interrupts.install()
         self.progress.start(self.config.total_timesteps, title, self.step)
-        for line in resume_notes(self):
+        for line in [*resume_notes(self), *(f"warning: {line}" for line in self.controls.warnings())]:
             self.progress.message(line)
         self._entered = True
         return self

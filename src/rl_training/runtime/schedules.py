@@ -15,7 +15,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
-from rl_training.config import Float, Options, nearest, problems_of
+from rl_training.config import Float, Options, nearest, problems_of, shown
 from rl_training.runtime.amounts import Amount, Duration, fraction, length_of, position_of
 
 
@@ -294,14 +294,14 @@ def parse_schedule(spec: Any, *, fixed: float | None = None) -> Schedule:
     if isinstance(spec, list):
         spec = {"kind": "sequence", "segments": spec}
     if isinstance(spec, Real) and not isinstance(spec, bool):  # numpy's numbers too
-        return Constant(start=float(spec))
+        return Constant(start=_number(spec))
     if isinstance(spec, str):
         cls = _kind(spec)
         if cls.needs:
             raise ValueError(f"a {spec} schedule needs more than its name: write {{kind: {spec}, {cls.needs}}}")
         spec = {"kind": spec}
     if not isinstance(spec, Mapping):
-        raise ValueError(f"a schedule is a number, a kind or a mapping, got {spec!r}")
+        raise ValueError(f"a schedule is a number, a kind or a mapping, got {shown(spec)}")
     mapping = _canonical(spec)
     if "kind" not in mapping and not mapping.keys() <= Constant.model_fields.keys():
         raise ValueError(f"a schedule needs a kind: {', '.join(KINDS)}")
@@ -313,9 +313,16 @@ def parse_schedule(spec: Any, *, fixed: float | None = None) -> Schedule:
     return cls.model_validate(mapping)
 
 
+def _number(value: Real) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        raise ValueError(f"should be a number below 1e308, got {shown(value)}") from None
+
+
 def _kind(name: Any) -> type[Schedule]:
     if not isinstance(name, str) or name not in KINDS:
-        raise ValueError(f"unknown schedule kind {name!r}{nearest(str(name), KINDS)}; kinds: {', '.join(KINDS)}")
+        raise ValueError(f"unknown schedule kind {shown(name)}{nearest(shown(name), KINDS)}; kinds: {', '.join(KINDS)}")
     return KINDS[name]
 
 
@@ -357,18 +364,14 @@ def first_violation(schedule: Schedule, horizon: int, *, low: float, high: float
 
     Rounding in the last digits is forgiven: values are clipped to their bounds where they are used.
     """
-    last = horizon - 1
     slack = 1e-9 * max(1.0, abs(low) if math.isfinite(low) else 0.0, abs(high) if math.isfinite(high) else 0.0)
-    knots = (int(k) for k in schedule.knots(_length(schedule, horizon)))
-    warm = length_of(schedule.warmup.steps, horizon) if schedule.warmup else 0
-    steps = {0, last, warm, *knots, *(round(last * i / 1024) for i in range(1025))}
 
     def bad(step: int) -> bool:
         value = schedule.at(step, horizon)
         return not (math.isfinite(value) and low - slack <= value <= high + slack)
 
     good = -1
-    for step in sorted(s for s in steps if 0 <= s <= last):
+    for step in telling_steps(schedule, horizon):
         if bad(step):
             while step - good > 1:  # the value is monotone here, so the border can be bisected
                 middle = (good + step) // 2
@@ -376,6 +379,24 @@ def first_violation(schedule: Schedule, horizon: int, *, low: float, high: float
             return step, schedule.at(step, horizon)
         good = step
     return None
+
+
+def telling_steps(schedule: Schedule, horizon: int) -> list[int]:
+    """Env steps in order, between any two of which the value is monotone; and many more, for what a warm-up bends."""
+    last = horizon - 1
+    knots = (int(k) for k in schedule.knots(_length(schedule, horizon)))
+    warm = length_of(schedule.warmup.steps, horizon) if schedule.warmup else 0
+    steps = {0, last, warm, *knots, *(round(last * i / 1024) for i in range(1025))}
+    return sorted(step for step in steps if 0 <= step <= last)
+
+
+def cut_short(schedule: Schedule, horizon: int) -> str | None:
+    """What of the schedule is longer than the run, so that its end is not reached; None if nothing."""
+    length = _length(schedule, horizon)
+    if isinstance(schedule, Sequence):
+        length = sum(steps for _, steps, _ in schedule._spans(length))
+    parts = {"warm-up": length_of(schedule.warmup.steps, horizon) if schedule.warmup else 0, "schedule": length}
+    return next((f"its {part} takes {steps:,} steps" for part, steps in parts.items() if steps > horizon), None)
 
 
 def _length(schedule: Schedule, horizon: int) -> int:

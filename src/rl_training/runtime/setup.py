@@ -15,11 +15,12 @@ import torch
 import yaml
 
 from rl_training.algorithms.base import Algorithm
-from rl_training.config import InputError, TrainConfig
+from rl_training.config import InputError, TrainConfig, shown
 from rl_training.envs.factory import usable_cores
 from rl_training.models.networks import is_image
 from rl_training.runtime.checkpoints import Checkpoint
 from rl_training.runtime.controls import Controls
+from rl_training.runtime.limits import networks_within_memory
 from rl_training.runtime.randomness import generator, seed_of
 from rl_training.types import BoxActions, Spaces
 
@@ -48,7 +49,8 @@ def build_algorithm(
     if not recipe.multi_task and len(spaces) > 1:
         raise InputError(f"{recipe.name} trains in one environment, got {len(spaces)}: env_id should be one id")
     given = list(spaces) if recipe.multi_task else spaces[0]
-    with torch.random.fork_rng(devices=[]), one_thread():  # orthogonal matrices differ in the last bit with more
+    # Orthogonal matrices differ in the last bit with more threads.
+    with torch.random.fork_rng(devices=[]), one_thread(), networks_within_memory(hp, device):
         torch.manual_seed(seed_of(config.seed, "model"))
         return recipe.build(given, hp, rng=generator(config.seed, "learner"), device=device)
 
@@ -66,7 +68,7 @@ def one_thread() -> Iterator[None]:
 def device_problem(name: str) -> str | None:
     """Why torch cannot use the device `name`; None if it can."""
     if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", name):
-        return f"should be auto, cpu, cuda, cuda:<index> or mps, got {name!r}"
+        return f"should be auto, cpu, cuda, cuda:<index> or mps, got {shown(name)}"
     there = torch.cuda.device_count()
     if name.startswith("cuda") and int(name.partition(":")[2] or 0) >= there:
         return f"{name!r} is not there: torch sees {there} CUDA devices; use auto"

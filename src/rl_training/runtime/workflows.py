@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -16,7 +16,7 @@ from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.checkpoints import Checkpoint, CheckpointError, open_checkpoint
 from rl_training.runtime.controls import Controls
 from rl_training.runtime.evaluation import Player, evaluate, make_players
-from rl_training.runtime.loading import build_config, check_config
+from rl_training.runtime.loading import as_config, build_config, check_config
 from rl_training.runtime.policy import Policy
 from rl_training.runtime.randomness import seed_of
 from rl_training.runtime.registry import ALGORITHMS
@@ -30,9 +30,14 @@ Extend = Literal["keep", "stretch"]
 ACTING = ("algorithm", "normalizer")  # the parts of a checkpoint that a policy needs
 
 
-def train(config: TrainConfig, *, callbacks: Sequence[Callback] = (), **options: Any) -> TrainResult:
-    """Train as `config` says. Options: `run_suffix`, `progress` (auto, plain, silent)."""
-    check_config(config)
+def train(
+    config: TrainConfig | Mapping[str, Any] | str | Path, *, callbacks: Sequence[Callback] = (), **options: Any
+) -> TrainResult:
+    """Train as `config` says: a TrainConfig, a mapping of its keys, or the path of a YAML file.
+
+    Options: `run_suffix`, `progress` (auto, live, plain, silent).
+    """
+    config = as_config(config)
     return ALGORITHMS[config.algo].train(config, callbacks=callbacks, **options)
 
 
@@ -83,7 +88,7 @@ def evaluate_checkpoint(
 ) -> Metrics:
     """Evaluate a checkpoint, or a run folder's newest, on fresh environments; of several tasks all, or one."""
     checkpoint = open_checkpoint(path, ACTING)
-    config = config_of(checkpoint, allow_import=allow_import, device=device)
+    config = config_of(checkpoint, allow_import=allow_import, device=device, num_threads="auto")
     only = None if task is None else task_number(checkpoint, task)
     metrics = evaluate(_restore(checkpoint, device).players, config, only=only, num_episodes=num_episodes)
     assert metrics is not None  # nothing stops it here
@@ -141,7 +146,7 @@ class Restored(NamedTuple):
 
 
 def _restore(checkpoint: Checkpoint, device: str) -> Restored:
-    config = config_of(checkpoint, needs_env=False, device=device)
+    config = config_of(checkpoint, needs_env=False, device=device, num_threads="auto")  # of the machine that trained
     recipe = ALGORITHMS[config.algo].recipe
     info, tasks = checkpoint.info["spaces"], config.tasks
     saved = [spaces_from_json(info if len(tasks) == 1 else info[task.env_id]) for task in tasks]
