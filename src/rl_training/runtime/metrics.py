@@ -50,6 +50,11 @@ def of_task(name: str, task: str) -> str:
     return f"{name}/{task}"
 
 
+def is_of_task(name: str) -> bool:
+    """Whether a metric is one task's own: no other metric has a slash in its name."""
+    return "/" in name
+
+
 class RunningMeans:
     """Means of the update metrics since the last log line, each over the updates that reported it.
 

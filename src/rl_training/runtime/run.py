@@ -98,6 +98,7 @@ class TrainingRun:
         self._on_disk: Path | None = None  # the newest checkpoint that is whole
         self._has_best = False
         self._entered = False
+        self.progress: Progress = make_progress(progress, schedule_names=tuple(self.controls.varying))
         self._build()
         try:
             self.callbacks = [*build_callbacks(config.callbacks), *callbacks]
@@ -106,7 +107,6 @@ class TrainingRun:
                 if hasattr(callback, "state_dict"):
                     self.keep(f"{CALLBACK}{i}", callback)
             # What can still be wrong with the input comes before the folder, so that none is left behind.
-            self.progress: Progress = make_progress(progress, schedule_names=tuple(self.controls.varying))
             wandb, text = wandb_options(config), config_text(config, self.controls)
             if wandb is not None:
                 import_wandb()
@@ -210,6 +210,7 @@ class TrainingRun:
     def advance(self, env_steps: int) -> None:
         """Move the clock. Every schedule takes effect here, and only here."""
         self.step += env_steps
+        self.progress.step = self.step
         hp = self.algorithm.hp = self.controls.at(self.step)
         for runner in self.tasks.runners:
             if runner.normalizer is not None and hasattr(hp, "gamma"):
@@ -261,7 +262,8 @@ class TrainingRun:
     def evaluate(self) -> None:
         """Evaluate the policy as it is now; the best so far is saved as `checkpoints/best`."""
         started = time.perf_counter()
-        result = evaluate(self.players, self.config, stopped=lambda: self.interrupted)
+        with self.progress.phases.during("evaluating"):
+            result = evaluate(self.players, self.config, stopped=lambda: self.interrupted)
         if result is None:
             return
         self._clock_zero += time.perf_counter() - started  # steps_per_second is the speed of training
@@ -269,7 +271,7 @@ class TrainingRun:
         self.evaluations, self._evaluated = self.evaluations + 1, self.step
         self.log.write(self._current() | result)
         self.progress.message(f"evaluation at step {self.step:,}: {describe_evaluation(result)}")
-        self.progress.update(self.step)
+        self.progress.update(self.step, self.metrics, line=False)
         if result["eval_return_mean"] > self.best_eval or not self._has_best:  # a resumed run has none of its own yet
             self.best_eval = max(self.best_eval, result["eval_return_mean"])
             self._write(self.dir / "checkpoints" / "best", left_out=self.not_in_best, wait=False)
@@ -286,7 +288,8 @@ class TrainingRun:
 
         Without `wait` the path may not be there yet when this returns; what goes wrong is raised by the next save.
         """
-        self.saver.wait()
+        with self.progress.phases.during("saving"):
+            self.saver.wait()
         folder = self.dir / "checkpoints"
         path = folder / step_dir_name(self.step)
 
@@ -309,7 +312,8 @@ class TrainingRun:
             then()
 
         parts = {name: part for name, part in self.parts.items() if name not in left_out}
-        self.saver.save(parts, write, wait=wait)
+        with self.progress.phases.during("saving"):
+            self.saver.save(parts, write, wait=wait)
 
     def _info(self) -> dict[str, Any]:
         return {
@@ -346,7 +350,8 @@ class TrainingRun:
         self._log()
         if not self.interrupted and self._evaluated != self.step:
             self.evaluate()
-        self.saver.wait()
+        with self.progress.phases.during("saving"):
+            self.saver.wait()
         result = TrainResult(self.dir, path, dict(self.metrics))
         status = f"stopped: {self.stop_reason}" if self.stop_reason else "finished"
         update_metadata(self.dir, status=status, global_step=self.step)
