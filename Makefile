@@ -44,7 +44,7 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.core: $(VENV)/bin/python pyproject.toml constraints.txt
-	$(PIP) --editable .
+	$(PIP) --editable ".[plot]"
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/bin/python pyproject.toml constraints.txt

@@ -112,7 +112,8 @@ class TrainingRun:
                 import_wandb()
             self.dir = make_run_dir(config, run_suffix, resume)
             self._describe_run(text)
-            self.log = MetricsLog(self.dir, wandb=wandb, schedule_names=set(self.controls.scalars))
+            names = {"schedule_names": self.controls.varying, "hyperparameter_names": self.controls.schedules}
+            self.log = MetricsLog(self.dir, wandb=wandb, **names)
             self.keep("run", self)
         except BaseException:
             self.tasks.close()
