@@ -56,20 +56,20 @@ app = typer.Typer(
 config_app = typer.Typer(help="Check, show and describe configs.", no_args_is_help=True)
 app.add_typer(config_app, name="config")
 
-ConfigArgument = Annotated[Path | None, typer.Argument(metavar="[CONFIG]", help="YAML file.", show_default=False)]
-ConfigOption = Annotated[Path | None, typer.Option("--config", "-c", help="YAML file.", show_default=False)]
+ConfigArgument = Annotated[Path | None, typer.Argument(metavar="[CONFIG]", help="YAML config.", show_default=False)]
+ConfigOption = Annotated[Path | None, typer.Option("--config", "-c", help="YAML config.", show_default=False)]
 SetOption = Annotated[
     list[str] | None, typer.Option("--set", help="Override a key: --set algo_kwargs.clip_coef=0.1", show_default=False)
 ]
 AllowImport = Annotated[
     bool, typer.Option("--allow-import", help="Allow an env_id of the form module:id, which imports that module.")
 ]
-CheckpointOption = Annotated[Path, typer.Option("--checkpoint", help="A checkpoint, or a run folder (its newest).")]
+CheckpointOption = Annotated[Path, typer.Option("--checkpoint", help="Checkpoint, or run folder (its newest is used).")]
 DeviceOption = Annotated[str | None, typer.Option("--device", help="auto, cpu, cuda, cuda:1, mps.", show_default=False)]
 OutputDir = Annotated[
-    Path | None, typer.Option("--output-dir", help="Folder for the run's folder.", show_default=False)
+    Path | None, typer.Option("--output-dir", help="Folder in which the run folder is created.", show_default=False)
 ]
-ProgressOption = Annotated[str, typer.Option("--progress", help="auto, live, plain or silent.")]
+ProgressOption = Annotated[str, typer.Option("--progress", help="Progress display: auto, live, plain or silent.")]
 
 
 def _version(value: bool) -> None:
@@ -98,11 +98,11 @@ def train(
     num_envs: Annotated[int | None, typer.Option(help="Override num_envs.", show_default=False)] = None,
     device: DeviceOption = None,
     output_dir: OutputDir = None,
-    run_suffix: Annotated[str | None, typer.Option(help="End of the run folder's name.", show_default=False)] = None,
+    run_suffix: Annotated[str | None, typer.Option(help="Suffix of the folder's name.", show_default=False)] = None,
     progress: ProgressOption = "auto",
     allow_import: AllowImport = False,
 ) -> None:
-    """Train as a YAML file says."""
+    """Train an agent from a YAML config."""
     named = {
         "seed": seed,
         "total_timesteps": total_timesteps,
@@ -122,11 +122,11 @@ def train(
 def evaluate(
     checkpoint: CheckpointOption,
     num_episodes: Annotated[int | None, typer.Option(min=1, help="Default: eval_episodes.", show_default=False)] = None,
-    task: Annotated[str | None, typer.Option(help="Of several env_ids only this one.", show_default=False)] = None,
+    task: Annotated[str | None, typer.Option(help="Evaluate only this one env_id.", show_default=False)] = None,
     device: DeviceOption = None,
     allow_import: AllowImport = False,
 ) -> None:
-    """Evaluate a checkpoint on fresh environments."""
+    """Evaluate a checkpoint in new environments."""
     from rl_training.runtime.workflows import evaluate_checkpoint
 
     metrics = evaluate_checkpoint(
@@ -140,14 +140,14 @@ def evaluate(
 @app.command()
 def resume(
     checkpoint: CheckpointOption,
-    total_timesteps: Annotated[int | None, typer.Option(help="Default: the run's own.", show_default=False)] = None,
-    extend: Annotated[str, typer.Option(help="keep: schedules hold their end; stretch: over the new total.")] = "keep",
+    total_timesteps: Annotated[int | None, typer.Option(help="Default: as configured.", show_default=False)] = None,
+    extend: Annotated[str, typer.Option(help="keep: schedules end as before; stretch: at the new total.")] = "keep",
     output_dir: OutputDir = None,
     device: DeviceOption = None,
     progress: ProgressOption = "auto",
     allow_import: AllowImport = False,
 ) -> None:
-    """Go on from a checkpoint, in a new run folder."""
+    """Resume training from a checkpoint, in a new run folder."""
     from rl_training.runtime.workflows import resume_training
 
     result = resume_training(
@@ -169,7 +169,7 @@ def config_check(
     set_: SetOption = None,
     allow_import: AllowImport = False,
 ) -> None:
-    """Validate a config; nothing is made."""
+    """Validate a config without training."""
     path = _one_config(config, config_option)
     _load(path, set_ or [], allow_import)
     print(f"{path}: ok")
@@ -182,7 +182,7 @@ def config_show(
     set_: SetOption = None,
     allow_import: AllowImport = False,
 ) -> None:
-    """Print a config with every default spelt out."""
+    """Print a config with all defaults filled in."""
     import yaml
 
     from rl_training.runtime.setup import config_to_dict
@@ -193,7 +193,7 @@ def config_show(
 
 @config_app.command("schema")
 def config_schema() -> None:
-    """Print a JSON Schema, with which editors complete and check configs."""
+    """Print the JSON Schema of configs, with which editors complete and check them."""
     import json
 
     from rl_training.runtime.schema import json_schema
@@ -203,7 +203,7 @@ def config_schema() -> None:
 
 @config_app.command("reference")
 def config_reference() -> None:
-    """Print the reference of all keys and hyperparameters, in Markdown."""
+    """Print the reference of all config keys and hyperparameters, in Markdown."""
     from rl_training.runtime.schema import reference
 
     print(reference(), end="")
@@ -214,10 +214,10 @@ def schedule(
     config: ConfigArgument = None,
     config_option: ConfigOption = None,
     set_: SetOption = None,
-    png: Annotated[Path | None, typer.Option(help="Also draw them into this file.", show_default=False)] = None,
+    png: Annotated[Path | None, typer.Option(help="Also save a plot as this PNG file.", show_default=False)] = None,
     allow_import: AllowImport = False,
 ) -> None:
-    """Show what every scheduled number will do, before training."""
+    """Show how every scheduled hyperparameter changes during training."""
     from rl_training.runtime import preview
 
     path = _one_config(config, config_option)
@@ -238,7 +238,7 @@ def schedule(
 
 
 @app.command()
-def algorithms(name: Annotated[str | None, typer.Argument(help="Only this one.", show_default=False)] = None) -> None:
+def algorithms(name: Annotated[str | None, typer.Argument(help="One algorithm.", show_default=False)] = None) -> None:
     """List the algorithms and every hyperparameter with its default, bounds and meaning."""
     from rl_training.config import InputError, nearest
     from rl_training.runtime.controls import fields_of
@@ -260,7 +260,7 @@ def algorithms(name: Annotated[str | None, typer.Argument(help="Only this one.",
 
 @app.command()
 def doctor() -> None:
-    """Show versions, devices, threads and the environment backends found."""
+    """Show versions, devices, threads and environment backends."""
     import importlib.util
 
     import torch
