@@ -13,6 +13,7 @@ from rl_training.config import AtariOptions, EnvOptions, Wrappers, config_fields
 from rl_training.runtime.callbacks import CallbackOptions, EarlyStoppingOptions, TimeLimitOptions
 from rl_training.runtime.controls import fields_of
 from rl_training.runtime.schedules import KINDS, Warmup
+from test_cli import cli
 
 LONGEST = 110  # characters
 VAGUE = (  # phrases that make a reader ask: what is meant?
@@ -81,7 +82,13 @@ ALL = hyperparameters() | config_keys() | command_line()
 
 
 def test_there_are_texts_of_each_kind():
-    assert {"ppo.clip_coef", "TrainConfig.seed", "Wrappers.atari", "Cyclic.decay", "rl-training train seed"} <= ALL.keys()
+    assert {
+        "ppo.clip_coef",
+        "TrainConfig.seed",
+        "Wrappers.atari",
+        "Cyclic.decay",
+        "rl-training train seed",
+    } <= ALL.keys()
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -97,3 +104,14 @@ def test_a_help_text_is_short_and_clear(name):
 @pytest.mark.parametrize("name", [name for name in hyperparameters() if name.split(".")[1] in TERMS])
 def test_a_help_text_has_the_term_of_the_field(name):
     assert TERMS[name.split(".")[1]] in ALL[name]
+
+
+def test_the_list_of_hyperparameters_keeps_its_columns():
+    """Also behind long names and behind defaults that are schedules, which stand after the text."""
+    listed = cli("algorithms", "efficientzero").splitlines()
+    fields = fields_of(ALGORITHMS["efficientzero"].recipe.hyperparameters)
+    rows = {line[4:].split()[0]: line for line in listed if line[4:].split() and line[4:].split()[0] in fields}
+    assert rows.keys() == fields.keys()
+    assert {rows[name].index(field.help) for name, field in fields.items()} == {rows["gamma"].index("discount factor")}
+    assert rows["beta"].endswith("(default: {kind: linear, start: 0.4, end: 1.0})")
+    assert rows["stem"].endswith("(choices: residual, strided)")

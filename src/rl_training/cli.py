@@ -6,7 +6,7 @@ import os
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, get_origin
 
 import typer
 from typer.core import TyperGroup
@@ -121,8 +121,12 @@ def train(
 @app.command("eval")
 def evaluate(
     checkpoint: CheckpointOption,
-    num_episodes: Annotated[int | None, typer.Option(min=1, help="Default: eval_episodes.", show_default=False)] = None,
-    task: Annotated[str | None, typer.Option(help="Evaluate only this one env_id.", show_default=False)] = None,
+    num_episodes: Annotated[
+        int | None, typer.Option(min=1, help="Number of episodes; default: eval_episodes.", show_default=False)
+    ] = None,
+    task: Annotated[
+        str | None, typer.Option(help="Evaluate only this env_id of a run in several.", show_default=False)
+    ] = None,
     device: DeviceOption = None,
     allow_import: AllowImport = False,
 ) -> None:
@@ -140,7 +144,10 @@ def evaluate(
 @app.command()
 def resume(
     checkpoint: CheckpointOption,
-    total_timesteps: Annotated[int | None, typer.Option(help="Default: as configured.", show_default=False)] = None,
+    total_timesteps: Annotated[
+        int | None,
+        typer.Option(help="Env steps in total, including those before; default: the run's.", show_default=False),
+    ] = None,
     extend: Annotated[str, typer.Option(help="keep: schedules end as before; stretch: at the new total.")] = "keep",
     output_dir: OutputDir = None,
     device: DeviceOption = None,
@@ -225,13 +232,14 @@ def schedule(
     if not controls.varying:
         print(f"{path}: nothing is scheduled; every number keeps its value")
     else:
-        print(f"{path}: {len(controls.varying)} scheduled over {controls.horizon:,} env steps\n")
+        print(f"{path}: {len(controls.varying)} hyperparameters scheduled over {controls.horizon:,} env steps\n")
         print(f"{'':<24}" + "".join(f"{percent:>11}%" for percent in preview.QUARTERS))
     for name, values in preview.table(controls):
         print(f"{name:<24}" + "".join(f"{value:>12.5g}" for value in values))
     for name in controls.varying:
         print(f"\n{name}")
         print("\n".join(preview.plot(preview.sampled(controls, name)[1])))
+        print(preview.axis(controls.horizon))
     if png is not None:
         preview.save_png(controls, png)
         print(f"\nwrote {png}")
@@ -241,7 +249,7 @@ def schedule(
 def algorithms(name: Annotated[str | None, typer.Argument(help="One algorithm.", show_default=False)] = None) -> None:
     """List the algorithms and every hyperparameter with its default, bounds and meaning."""
     from rl_training.config import InputError, nearest
-    from rl_training.runtime.controls import fields_of
+    from rl_training.runtime.controls import fields_of, type_name
     from rl_training.runtime.registry import ALGORITHMS
     from rl_training.runtime.schema import default_text
 
@@ -252,9 +260,15 @@ def algorithms(name: Annotated[str | None, typer.Argument(help="One algorithm.",
             continue
         recipe = entry.recipe
         print(f"{algo}: {recipe.summary}\n  actions       {recipe.actions}\n  observations  {recipe.observations}\n")
-        for field in fields_of(recipe.hyperparameters).values():
-            mark = "~" if field.is_scalar else " "
-            print(f"  {mark} {field.name:<22} {default_text(field):<12} {field.bounds:<12} {field.help}")
+        fields = fields_of(recipe.hyperparameters).values()
+        width = max(len(field.name) for field in fields)
+        for field in fields:
+            mark, default, text = "~" if field.is_scalar else " ", default_text(field), field.help
+            if get_origin(field.hint) is Literal:
+                text += f" (choices: {type_name(field.hint)})"
+            if field.schedule:
+                default, text = "scheduled", f"{text} (default: {default})"
+            print(f"  {mark} {field.name:<{width}} {default:<12} {field.bounds:<12} {text}")
         print("\n  ~ can be scheduled\n")
 
 
@@ -278,6 +292,7 @@ def doctor() -> None:
         "mujoco": "mujoco",
         "box2d": "Box2D",
         "envpool": "envpool",
+        "plot": "matplotlib",
         "wandb": "wandb",
         "ray": "ray",
     }
