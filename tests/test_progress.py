@@ -241,9 +241,10 @@ def test_every_loop_tells_its_step_and_its_phase(algo, tiny_config, monkeypatch)
     monkeypatch.setattr(run, "make_progress", lambda *_, **__: shown)
     steps: list[tuple[int, int]] = []
     config = tiny_config(algo, {"log_interval": 10**6, "eval_interval": 128, "checkpoint_interval": 128})
-    train(config, callbacks=[lambda run: steps.append((shown.step, run.step))])
+    result = train(config, callbacks=[lambda run: steps.append((shown.step, run.step))])
     assert [shown_step for shown_step, _ in steps] == [step for _, step in steps]
     assert len(steps) > 4
+    assert shown.metrics["eval_return_mean"] == result.metrics["eval_return_mean"], "the last evaluation is shown too"
     for phase in ("collecting", "learning", "evaluating", "saving"):
         assert told[phase], phase
     assert {step for step, _ in steps} <= set(told["learning"]), "what was collected is shown before it is learned from"

@@ -271,8 +271,8 @@ class TrainingRun:
         self.metrics |= result | self._current()
         self.evaluations, self._evaluated = self.evaluations + 1, self.step
         self.log.write(self._current() | result)
-        self.progress.message(f"evaluation at step {self.step:,}: {describe_evaluation(result)}")
         self.progress.update(self.step, self.metrics, line=False)
+        self.progress.message(f"evaluation at step {self.step:,}: {describe_evaluation(result)}")
         if result["eval_return_mean"] > self.best_eval or not self._has_best:  # a resumed run has none of its own yet
             self.best_eval = max(self.best_eval, result["eval_return_mean"])
             self._write(self.dir / "checkpoints" / "best", left_out=self.not_in_best, wait=False)

@@ -31,7 +31,7 @@ ACTING = ("algorithm", "normalizer")  # the parts of a checkpoint that a policy 
 
 
 def train(config: TrainConfig, *, callbacks: Sequence[Callback] = (), **options: Any) -> TrainResult:
-    """Train as `config` says. Options: `run_suffix`, `progress` (auto, plain, silent)."""
+    """Train as `config` says. Options: `run_suffix`, `progress` (auto, live, plain, silent)."""
     check_config(config)
     return ALGORITHMS[config.algo].train(config, callbacks=callbacks, **options)
 
