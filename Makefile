@@ -46,7 +46,7 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.core: $(VENV)/bin/python pyproject.toml constraints.txt
-	$(PIP) --editable .
+	$(PIP) --editable ".[plot]"
 	@touch $@
 
 $(DEV): $(VENV)/bin/python pyproject.toml constraints.txt

@@ -25,8 +25,9 @@ def check_run(result: TrainResult, config: TrainConfig) -> None:
     assert result.metrics["gradient_steps"] > 0
     assert math.isfinite(result.metrics["eval_return_mean"])
     assert result.checkpoint_path == result.run_dir / "checkpoints" / f"step_{int(result.metrics['global_step'])}"
-    for name in ("config.yaml", "metadata.json", "metrics.jsonl", "tensorboard", "checkpoints/best"):
+    for name in ("config.yaml", "metadata.json", "metrics.jsonl", "checkpoints/best"):
         assert (result.run_dir / name).exists(), name
+    assert len(list(result.run_dir.glob("events.out.tfevents.*"))) == 1
     lines = [json.loads(line) for line in (result.run_dir / "metrics.jsonl").read_text().splitlines()]
     assert lines[-1]["global_step"] == result.metrics["global_step"]
     assert result.metrics.keys() <= {key for line in lines for key in line}

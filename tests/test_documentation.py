@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
 from importlib.metadata import version
 
 import pytest
@@ -84,6 +86,16 @@ def test_make_targets_in_the_readme_exist():
     targets = set(re.findall(r"^(\w+):", (REPOSITORY / "Makefile").read_text(), re.MULTILINE))
     for page in PAGES:
         assert set(re.findall(r"(?:^|`)make (\w+)", page.read_text(), re.MULTILINE)) <= targets
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+def test_make_train_installs_what_the_schedule_picture_of_the_readme_needs(tmp_path):
+    assert re.search(r"rl-training schedule .*--png", README)
+    dry_run = ["make", "--dry-run", "train", f"VENV={tmp_path / 'venv'}"]
+    commands = subprocess.run(dry_run, cwd=REPOSITORY, capture_output=True, text=True, check=True).stdout
+    extras = re.findall(r"[\w-]+", "".join(re.findall(r"pip.* install .*\.\[(.*?)\]", commands)))
+    project = (REPOSITORY / "pyproject.toml").read_text()
+    assert any(re.search(rf'^{extra} = \[.*"matplotlib', project, re.MULTILINE) for extra in extras), commands
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)

@@ -13,7 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.backend.event_processing.event_multiplexer import EventMultiplexer
 
+from rl_training import train
 from rl_training.runtime import metadata, metrics
 from rl_training.runtime.metadata import git_state, update_metadata, write_json_atomic, write_metadata
 from rl_training.runtime.metrics import MetricsLog, RunningMeans, TrainingDiverged, check_finite, tensorboard_tag
@@ -24,7 +26,7 @@ def lines(run_dir: Path) -> list[dict[str, Any]]:
 
 
 def events(run_dir: Path) -> dict[str, list[tuple[int, float]]]:
-    found = EventAccumulator(str(run_dir / "tensorboard"))
+    found = EventAccumulator(str(run_dir))
     found.Reload()
     return {tag: [(e.step, e.value) for e in found.Scalars(tag)] for tag in found.Tags()["scalars"]}
 
@@ -68,17 +70,38 @@ def test_a_new_run_does_not_write_into_an_old_log(tmp_path: Path) -> None:
     ("name", "tag"),
     [
         ("clip_coef", "schedule/clip_coef"),
+        ("gamma", "hyperparameter/gamma"),
         ("eval_return_mean", "eval/return_mean"),
         ("train_return_mean", "train/return_mean"),
         ("value_loss", "loss/value_loss"),
         ("loss", "loss/loss"),
+        ("value_loss/CartPole-v1", "loss/value_loss/CartPole-v1"),
+        ("policy_loss/ALE/Pong-v5", "loss/policy_loss/ALE/Pong-v5"),
         ("approx_kl", "train/approx_kl"),
+        ("stage/ALE/Loss_loss", "train/stage/ALE/Loss_loss"),
         ("steps_per_second", "time/steps_per_second"),
         ("time_collect", "time/collect"),
     ],
 )
 def test_tags(name: str, tag: str) -> None:
-    assert tensorboard_tag(name, {"clip_coef"}) == tag
+    assert tensorboard_tag(name, {"clip_coef"}, {"clip_coef", "gamma"}) == tag
+
+
+def test_tensorboard_calls_a_run_by_its_folder(tiny_config: Any, tmp_path: Path) -> None:
+    names = [train(tiny_config("a2c", {"seed": seed}), progress="silent").run_dir.name for seed in (1, 2)]
+    shown = EventMultiplexer()
+    shown.AddRunsFromDirectory(str(tmp_path / "runs"))
+    assert sorted(shown.Runs()) == sorted(names)
+
+
+def test_only_what_varies_is_under_schedule(tiny_config: Any) -> None:
+    schedule = {"kind": "linear", "start": 0.01, "end": 0.0}
+    tags = events(train(tiny_config("a2c", ent_coef=schedule), progress="silent").run_dir)
+    assert [tag for tag in tags if tag.startswith("schedule/")] == ["schedule/ent_coef"]
+    assert tags["hyperparameter/gamma"][0][1] == pytest.approx(0.99)
+    learned = events(train(tiny_config("sac", alpha="auto"), progress="silent").run_dir)
+    assert "train/alpha" in learned
+    assert not {"schedule/alpha", "hyperparameter/alpha"} & learned.keys(), "a learned number is neither"
 
 
 def test_wandb_is_named_when_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

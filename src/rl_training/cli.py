@@ -8,7 +8,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, get_origin
 
 import typer
 from typer.core import TyperGroup
@@ -58,8 +58,8 @@ app = typer.Typer(
 config_app = typer.Typer(help="Check, show and describe configs.", no_args_is_help=True)
 app.add_typer(config_app, name="config")
 
-ConfigArgument = Annotated[Path | None, typer.Argument(metavar="[CONFIG]", help="YAML file.", show_default=False)]
-ConfigOption = Annotated[Path | None, typer.Option("--config", "-c", help="YAML file.", show_default=False)]
+ConfigArgument = Annotated[Path | None, typer.Argument(metavar="[CONFIG]", help="YAML config.", show_default=False)]
+ConfigOption = Annotated[Path | None, typer.Option("--config", "-c", help="YAML config.", show_default=False)]
 SetOption = Annotated[
     list[str] | None, typer.Option("--set", help="Override a key: --set algo_kwargs.clip_coef=0.1", show_default=False)
 ]
@@ -74,9 +74,7 @@ RunArgument = Annotated[
         show_default=False,
     ),
 ]
-CheckpointOption = Annotated[
-    Path | None, typer.Option("--checkpoint", help="The same as an option.", show_default=False)
-]
+CheckpointOption = Annotated[Path | None, typer.Option("--checkpoint", help="The same as RUN.", show_default=False)]
 
 
 def _whole(text: str) -> int:
@@ -96,9 +94,9 @@ def _steps_option(help: str) -> Any:
 
 DeviceOption = Annotated[str | None, typer.Option("--device", help="auto, cpu, cuda, cuda:1, mps.", show_default=False)]
 OutputDir = Annotated[
-    Path | None, typer.Option("--output-dir", help="Folder for the run's folder.", show_default=False)
+    Path | None, typer.Option("--output-dir", help="Folder in which the run folder is created.", show_default=False)
 ]
-ProgressOption = Annotated[str, typer.Option("--progress", help="auto, live, plain or silent.")]
+ProgressOption = Annotated[str, typer.Option("--progress", help="Progress display: auto, live, plain or silent.")]
 
 
 def _version(value: bool) -> None:
@@ -127,11 +125,11 @@ def train(
     num_envs: Annotated[int | None, typer.Option(help="Override num_envs.", show_default=False)] = None,
     device: DeviceOption = None,
     output_dir: OutputDir = None,
-    run_suffix: Annotated[str | None, typer.Option(help="End of the run folder's name.", show_default=False)] = None,
+    run_suffix: Annotated[str | None, typer.Option(help="Suffix of the folder's name.", show_default=False)] = None,
     progress: ProgressOption = "auto",
     allow_import: AllowImport = False,
 ) -> None:
-    """Train as a YAML file says."""
+    """Train an agent from a YAML config."""
     named = {
         "seed": seed,
         "total_timesteps": total_timesteps,
@@ -151,13 +149,19 @@ def train(
 def evaluate(
     run: RunArgument = None,
     checkpoint: CheckpointOption = None,
-    num_episodes: Annotated[int | None, typer.Option(min=1, help="Default: eval_episodes.", show_default=False)] = None,
-    task: Annotated[str | None, typer.Option(help="Of several env_ids only this one.", show_default=False)] = None,
-    output_dir: Annotated[Path | None, typer.Option(help="Folder to find latest in.", show_default=False)] = None,
+    num_episodes: Annotated[
+        int | None, typer.Option(min=1, help="Number of episodes; default: eval_episodes.", show_default=False)
+    ] = None,
+    task: Annotated[
+        str | None, typer.Option(help="Evaluate only this env_id of a run in several.", show_default=False)
+    ] = None,
+    output_dir: Annotated[
+        Path | None, typer.Option(help="Folder in which latest is looked for.", show_default=False)
+    ] = None,
     device: DeviceOption = None,
     allow_import: AllowImport = False,
 ) -> None:
-    """Evaluate a checkpoint on fresh environments."""
+    """Evaluate a checkpoint in new environments."""
     from rl_training.runtime.workflows import evaluate_checkpoint
 
     path = _one_run(run, checkpoint, output_dir)
@@ -173,14 +177,16 @@ def evaluate(
 def resume(
     run: RunArgument = None,
     checkpoint: CheckpointOption = None,
-    total_timesteps: Annotated[int | None, _steps_option("Default: the run's own.")] = None,
-    extend: Annotated[str, typer.Option(help="keep: schedules hold their end; stretch: over the new total.")] = "keep",
+    total_timesteps: Annotated[
+        int | None, _steps_option("Env steps in total, including those before; default: the run's.")
+    ] = None,
+    extend: Annotated[str, typer.Option(help="keep: schedules end as before; stretch: at the new total.")] = "keep",
     output_dir: OutputDir = None,
     device: DeviceOption = None,
     progress: ProgressOption = "auto",
     allow_import: AllowImport = False,
 ) -> None:
-    """Go on from a checkpoint, in a new run folder."""
+    """Resume training from a checkpoint, in a new run folder."""
     from rl_training.runtime.workflows import resume_training
 
     result = resume_training(
@@ -202,7 +208,7 @@ def config_check(
     set_: SetOption = None,
     allow_import: AllowImport = False,
 ) -> None:
-    """Validate a config; nothing is made."""
+    """Validate a config without training."""
     path = _one_config(config, config_option)
     _warn(_controls(_load(path, set_ or [], allow_import)))
     print(f"{path}: ok")
@@ -215,7 +221,7 @@ def config_show(
     set_: SetOption = None,
     allow_import: AllowImport = False,
 ) -> None:
-    """Print a config with every default spelt out."""
+    """Print a config with all defaults filled in."""
     import yaml
 
     from rl_training.runtime.setup import config_to_dict
@@ -226,7 +232,7 @@ def config_show(
 
 @config_app.command("schema")
 def config_schema() -> None:
-    """Print a JSON Schema, with which editors complete and check configs."""
+    """Print the JSON Schema of configs, with which editors complete and check them."""
     import json
 
     from rl_training.runtime.schema import json_schema
@@ -236,7 +242,7 @@ def config_schema() -> None:
 
 @config_app.command("reference")
 def config_reference() -> None:
-    """Print the reference of all keys and hyperparameters, in Markdown."""
+    """Print the reference of all config keys and hyperparameters, in Markdown."""
     from rl_training.runtime.schema import reference
 
     print(reference(), end="")
@@ -247,10 +253,10 @@ def schedule(
     config: ConfigArgument = None,
     config_option: ConfigOption = None,
     set_: SetOption = None,
-    png: Annotated[Path | None, typer.Option(help="Also draw them into this file.", show_default=False)] = None,
+    png: Annotated[Path | None, typer.Option(help="Also save a plot as this PNG file.", show_default=False)] = None,
     allow_import: AllowImport = False,
 ) -> None:
-    """Show what every scheduled number will do, before training."""
+    """Show how every scheduled hyperparameter changes during training."""
     from rl_training.runtime import preview
 
     path = _one_config(config, config_option)
@@ -258,13 +264,14 @@ def schedule(
     if not controls.varying:
         print(f"{path}: nothing is scheduled; every number keeps its value")
     else:
-        print(f"{path}: {len(controls.varying)} scheduled over {controls.horizon:,} env steps\n")
+        print(f"{path}: {len(controls.varying)} hyperparameters scheduled over {controls.horizon:,} env steps\n")
         print(f"{'':<24}" + "".join(f"{column:>12}" for column in preview.COLUMNS))
     for name, values in preview.table(controls):
         print(f"{name:<24}" + "".join(f"{value:>12.5g}" for value in values))
     for name in controls.varying:
         print(f"\n{name}")
         print("\n".join(preview.plot(preview.sampled(controls, name)[1])))
+        print(preview.axis(controls.horizon))
     _warn(controls)
     if png is not None:
         preview.save_png(controls, png)
@@ -272,10 +279,10 @@ def schedule(
 
 
 @app.command()
-def algorithms(name: Annotated[str | None, typer.Argument(help="Only this one.", show_default=False)] = None) -> None:
+def algorithms(name: Annotated[str | None, typer.Argument(help="One algorithm.", show_default=False)] = None) -> None:
     """List the algorithms and every hyperparameter with its default, bounds and meaning."""
     from rl_training.config import InputError, nearest
-    from rl_training.runtime.controls import fields_of
+    from rl_training.runtime.controls import fields_of, type_name
     from rl_training.runtime.registry import ALGORITHMS
     from rl_training.runtime.schema import default_text
 
@@ -286,15 +293,21 @@ def algorithms(name: Annotated[str | None, typer.Argument(help="Only this one.",
             continue
         recipe = entry.recipe
         print(f"{algo}: {recipe.summary}\n  actions       {recipe.actions}\n  observations  {recipe.observations}\n")
-        for field in fields_of(recipe.hyperparameters).values():
-            mark = "~" if field.is_scalar else " "
-            print(f"  {mark} {field.name:<22} {default_text(field):<12} {field.bounds:<12} {field.help}")
+        fields = fields_of(recipe.hyperparameters).values()
+        width = max(len(field.name) for field in fields)
+        for field in fields:
+            mark, default, text = "~" if field.is_scalar else " ", default_text(field), field.help
+            if get_origin(field.hint) is Literal:
+                text += f" (choices: {type_name(field.hint)})"
+            if field.schedule:
+                default, text = "scheduled", f"{text} (default: {default})"
+            print(f"  {mark} {field.name:<{width}} {default:<12} {field.bounds:<12} {text}")
         print("\n  ~ can be scheduled\n")
 
 
 @app.command()
 def doctor() -> None:
-    """Show versions, devices, threads and the environment backends found."""
+    """Show versions, devices, threads and environment backends."""
     import importlib.util
 
     import torch
@@ -312,6 +325,7 @@ def doctor() -> None:
         "mujoco": "mujoco",
         "box2d": "Box2D",
         "envpool": "envpool",
+        "plot": "matplotlib",
         "wandb": "wandb",
     }
     found = {extra: importlib.util.find_spec(module) is not None for extra, module in extras.items()}

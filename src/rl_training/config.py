@@ -67,35 +67,37 @@ class Options(BaseModel):
 class AtariOptions(Options):
     """Atari preprocessing (Machado et al., 2018; the constants of Mnih et al., 2015)."""
 
-    noop_max: Int = Field(30, ge=0, le=10_000, description="random no-ops at the start of a game, at most")
-    frame_skip: Int = Field(4, ge=1, le=1_000, description="frames an action is held; the last two are max-pooled")
-    screen_size: Int = Field(84, ge=16, le=1_024, description="side of the square image")
-    grayscale: StrictBool = Field(True, description="one channel instead of three")
+    noop_max: Int = Field(30, ge=0, le=10_000, description="maximum number of random no-op actions after a reset")
+    frame_skip: Int = Field(
+        4, ge=1, le=1_000, description="frames each action is repeated for; the last two are max-pooled"
+    )
+    screen_size: Int = Field(84, ge=16, le=1_024, description="height and width of the image in pixels")
+    grayscale: StrictBool = Field(True, description="grayscale images (1 channel) instead of RGB (3 channels)")
     episodic_life: StrictBool = Field(True, description="training only: a lost life ends the episode, not the game")
-    fire_reset: StrictBool = Field(True, description="press FIRE after a reset where the game waits for it")
-    clip_reward: StrictBool = Field(True, description="training only: learn from the sign of the reward")
-    sticky: Float = Field(0.0, ge=0, le=1, description="probability that the previous action is repeated")
+    fire_reset: StrictBool = Field(True, description="press FIRE after a reset in games that wait for it")
+    clip_reward: StrictBool = Field(True, description="training only: replace rewards by their sign")
+    sticky: Float = Field(0.0, ge=0, le=1, description="sticky actions: probability of repeating the last action")
 
 
 class Wrappers(Options):
     """What stands between the environment and the algorithm, innermost first."""
 
     time_limit: Int | None = Field(
-        None, ge=1, le=MOST_STEPS, description="truncate after this many steps (replaces the registered limit)"
+        None, ge=1, le=MOST_STEPS, description="truncate episodes after this many steps; replaces the registered limit"
     )
     action_repeat: Int | None = Field(
         None,
         ge=1,
         le=1_000,
-        description="each action lasts so many of the environment's steps; a step is then all of them",
+        description="repeat each action for this many environment steps, which then count as one step",
     )
-    atari: StrictBool | AtariOptions = Field(False, description="Atari preprocessing; true for the defaults")
+    atari: StrictBool | AtariOptions = Field(False, description="Atari preprocessing; true: with its defaults")
     frame_stack: Int | None = Field(
         None, ge=1, le=1_024, description="stack this many observations along a new first axis"
     )
-    normalize_observation: StrictBool = Field(False, description="by running mean and variance, clipped to +-10")
+    normalize_observation: StrictBool = Field(False, description="normalize by running mean and variance, clip to ±10")
     normalize_reward: StrictBool = Field(
-        False, description="by the running deviation of the discounted return, clipped to +-10"
+        False, description="divide rewards by the running standard deviation of the return, clipped to ±10"
     )
 
 
@@ -105,7 +107,7 @@ Backend = Literal["auto", "sync", "async", "vector", "ale", "envpool"]
 class EnvOptions(Options):
     """The two keys of `env_kwargs` that are ours; all others go to `gymnasium.make`."""
 
-    backend: Backend = Field("auto", description="how the environments are stepped; auto: the fastest that is right")
+    backend: Backend = Field("auto", description="how environments are stepped; auto: the fastest suitable backend")
     wrappers: Wrappers = Field(default_factory=Wrappers, description="preprocessing, see the table of wrappers")
 
 
@@ -129,44 +131,44 @@ def raises_config_errors(config: C) -> C:
 class TrainConfig:
     """One training run. Keys of the YAML file map one to one."""
 
-    algo: str = Field(description="name of the algorithm, see `rl-training algorithms`")
+    algo: str = Field(description="name of the algorithm; `rl-training algorithms` lists them")
     env_id: EnvIds = Field(
-        description="id of a registered Gymnasium environment, or module:id; a list where the algorithm takes several"
+        description="Gymnasium environment id, or module:id; a list of ids if the algorithm trains several tasks"
     )
     total_timesteps: Int = Field(
         ge=1, le=MOST_STEPS, description="env steps to train for, counted over all environments and tasks"
     )
-    output_dir: Path = Field(default=Path("runs"), description="folder in which the run's own folder is made")
-    seed: Int = Field(default=0, ge=0, description="decides everything that is random")
-    num_envs: Int = Field(default=8, ge=1, le=MOST_ENVS, description="environments stepped side by side, for each task")
+    output_dir: Path = Field(default=Path("runs"), description="folder in which the run folder is created")
+    seed: Int = Field(default=0, ge=0, description="random seed of environments, networks and sampling")
+    num_envs: Int = Field(default=8, ge=1, le=MOST_ENVS, description="number of parallel environments, for each task")
     device: str = Field(
         default="auto",
-        description="auto, cpu, cuda, cuda:1, mps; auto: cuda where there is one and it pays, for images and towers",
+        description="auto, cpu, cuda, cuda:<index> or mps; auto: cuda, if available, for conv networks, else cpu",
     )
     eval_interval: Int = Field(
         default=0, ge=0, le=MOST_STEPS, description="env steps between evaluations; 0: only at the end"
     )
-    eval_episodes: Int = Field(default=10, ge=1, le=1_000_000, description="episodes per evaluation, of each task")
+    eval_episodes: Int = Field(default=10, ge=1, le=1_000_000, description="episodes per evaluation, for each task")
     checkpoint_interval: Int = Field(
         default=50_000, ge=0, le=MOST_STEPS, description="env steps between checkpoints; 0: only at the end"
     )
-    keep_checkpoints: Int = Field(default=3, ge=0, description="newest checkpoints kept beside the best; 0: all")
-    log_interval: Int = Field(default=2_000, ge=1, le=MOST_STEPS, description="env steps between lines of the log")
+    keep_checkpoints: Int = Field(default=3, ge=0, description="newest checkpoints to keep besides the best; 0: all")
+    log_interval: Int = Field(default=2_000, ge=1, le=MOST_STEPS, description="env steps between log lines")
     num_threads: Annotated[Int, Field(ge=1)] | Literal["auto"] = Field(
-        default="auto", description="torch threads; auto: 1 for small networks on a CPU"
+        default="auto", description="PyTorch CPU threads; auto: 1, or all cores for large networks on a CPU"
     )
-    tags: list[str] = Field(default_factory=list, description="words to find the run again by")
-    algo_kwargs: dict[str, Any] = Field(default_factory=dict, description="the algorithm's hyperparameters")
-    env_kwargs: dict[str, Any] = Field(default_factory=dict, description="to the environment; and wrappers, backend")
+    tags: list[str] = Field(default_factory=list, description="tags saved with the run and sent to Weights & Biases")
+    algo_kwargs: dict[str, Any] = Field(default_factory=dict, description="hyperparameters of the algorithm")
+    env_kwargs: dict[str, Any] = Field(default_factory=dict, description="environment arguments; wrappers and backend")
     eval_env_kwargs: dict[str, Any] = Field(
-        default_factory=dict, description="keys that stand in for those of env_kwargs where the policy is evaluated"
+        default_factory=dict, description="keys that replace those of env_kwargs in evaluation"
     )
-    callbacks: dict[str, Any] = Field(default_factory=dict, description="early_stopping, time_limit")
+    callbacks: dict[str, Any] = Field(default_factory=dict, description="early_stopping and time_limit, see below")
     wandb: StrictBool | dict[str, Any] = Field(
-        default=False, description="log to Weights & Biases too; a mapping goes to its init"
+        default=False, description="log to Weights & Biases too; a mapping is passed to wandb.init"
     )
     schedule_horizon: Int | None = Field(
-        default=None, ge=1, le=MOST_STEPS, description="env steps that schedules run over; default: all"
+        default=None, ge=1, le=MOST_STEPS, description="env steps that schedules run over; default: total_timesteps"
     )
 
     @property

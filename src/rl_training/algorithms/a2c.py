@@ -21,12 +21,12 @@ from rl_training.types import Batch, Metrics
 
 @dataclass(frozen=True)
 class A2CHyperparameters(ActorCriticHyperparameters):
-    num_steps: int = setting(5, "environment steps per rollout, in each environment", low=1)
-    learning_rate: float = scalar(7e-4, "step size of the optimizer")
-    gae_lambda: float = scalar(1.0, "decay of the advantage's trace: 0 is TD, 1 is the whole return", high=1.0)
-    optimizer: Literal["rmsprop", "rmsprop_tf", "adam"] = setting("rmsprop", "rmsprop_tf: as published for Atari")
-    rmsprop_alpha: float = setting(0.99, "decay of RMSprop's mean square", low=0.0, high=1.0)
-    rmsprop_eps: float = setting(1e-5, "keeps RMSprop from dividing by zero", low=0.0)
+    num_steps: int = setting(5, "rollout length: env steps collected in each environment before an update", low=1)
+    learning_rate: float = scalar(7e-4, "learning rate of the optimizer")
+    gae_lambda: float = scalar(1.0, "GAE lambda; 0: one-step TD advantage, 1: Monte Carlo advantage", high=1.0)
+    optimizer: Literal["rmsprop", "rmsprop_tf", "adam"] = setting("rmsprop", "rmsprop_tf: TensorFlow's variant")
+    rmsprop_alpha: float = setting(0.99, "RMSprop alpha: decay rate of the mean square", low=0.0, high=1.0)
+    rmsprop_eps: float = setting(1e-5, "RMSprop epsilon, for numerical stability", low=0.0)
 
 
 class A2C(ActorCriticAlgorithm):

@@ -25,17 +25,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ActorCriticHyperparameters:
-    num_steps: int = setting(128, "environment steps per rollout, in each environment", low=1)
-    hidden_sizes: tuple[int, ...] = setting((64, 64), "hidden layers of policy and value; unused for a single image")
-    activation: Literal["tanh", "relu", "elu", "silu"] = setting("tanh", "activation of the hidden layers")
-    log_std_init: float = setting(0.0, "log of the initial standard deviation of continuous actions")
-    deterministic_eval: bool = setting(True, "evaluate the most likely action; False: sample, as is usual for Atari")
-    learning_rate: float = scalar(3e-4, "step size of the optimizer")
-    gamma: float = scalar(0.99, "discount per step", high=1.0)
-    gae_lambda: float = scalar(0.95, "decay of the advantage's trace: 0 is TD, 1 is the whole return", high=1.0)
-    ent_coef: float = scalar(0.0, "weight of the entropy bonus")
-    vf_coef: float = scalar(0.5, "weight of the value loss, the mean squared error")
-    max_grad_norm: float | None = scalar(0.5, "longer gradients are scaled down to this norm; None: never")
+    num_steps: int = setting(128, "rollout length: env steps collected in each environment before an update", low=1)
+    hidden_sizes: tuple[int, ...] = setting((64, 64), "hidden layer sizes; unused for a single image")
+    activation: Literal["tanh", "relu", "elu", "silu"] = setting("tanh", "activation function of the hidden layers")
+    log_std_init: float = setting(0.0, "initial log standard deviation of continuous actions")
+    deterministic_eval: bool = setting(True, "evaluate the most likely action; False: sample (usual for Atari)")
+    learning_rate: float = scalar(3e-4, "learning rate of the optimizer")
+    gamma: float = scalar(0.99, "discount factor", high=1.0)
+    gae_lambda: float = scalar(0.95, "GAE lambda; 0: one-step TD advantage, 1: Monte Carlo advantage", high=1.0)
+    ent_coef: float = scalar(0.0, "entropy bonus coefficient")
+    vf_coef: float = scalar(0.5, "value loss coefficient; the value loss is the mean squared error")
+    max_grad_norm: float | None = scalar(0.5, "gradient clipping norm; None: no clipping")
 
 
 class ActorCriticAlgorithm(Tunable):

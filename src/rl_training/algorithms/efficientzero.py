@@ -23,23 +23,19 @@ from rl_training.types import Array, Batch, Spaces
 
 @dataclass(frozen=True)
 class EfficientZeroHyperparameters(MuZeroHyperparameters):
-    lstm_horizon: int = setting(5, "steps after which the value prefix begins anew", low=1)
-    lstm_size: int | None = setting(None, "of the LSTM that tells value prefixes; None: 64, for towers 512", low=1)
-    projection_size: int | None = setting(
-        None, "width of the layers between which consistency is measured; None: 128, for towers 1024", low=1
-    )
-    augment: bool = setting(True, "learn from images that are shifted and dimmed at random; no effect on vectors")
-    n_step: int = scalar(
-        5, "steps whose rewards a value target sums before it bootstraps, where experience is new", low=1
-    )
-    n_step_decay: int = scalar(30_000, "env steps of age for which experience bootstraps one step earlier", low=1)
+    lstm_horizon: int = setting(5, "steps after which the LSTM of the value prefix is reset", low=1)
+    lstm_size: int | None = setting(None, "hidden size of the value prefix LSTM; None: 64, for towers 512", low=1)
+    projection_size: int | None = setting(None, "size of the consistency projection; None: 128, for towers 1024", low=1)
+    augment: bool = setting(True, "augment images by random shifts and brightness; no effect on vectors")
+    n_step: int = scalar(5, "n-step value targets: rewards summed before bootstrapping, for new experience", low=1)
+    n_step_decay: int = scalar(30_000, "off-policy correction: env steps of age that shrink n_step by 1", low=1)
     reanalyse_ratio: float = scalar(
-        0.99, "share of sequences whose policy targets are searched anew, with the target network", high=1.0
+        0.99, "reanalyse: share of sequences whose policy targets are searched again with the target network", high=1.0
     )
-    priority_exponent: float = scalar(0.6, "0 draws all sequences alike, 1 in proportion to their error", high=1.0)
-    beta: float = scalar(0.4, "how far importance weights undo that: 1 wholly", high=1.0, schedule=annealing)
-    unroll_coef: float = scalar(5.0, "weight of all unrolled steps together, beside the first, which weighs 1")
-    consistency_coef: float = scalar(2.0, "weight of the distance between imagined states and those that came")
+    priority_exponent: float = scalar(0.6, "PER alpha; 0: uniform sampling", high=1.0)
+    beta: float = scalar(0.4, "PER beta (importance sampling); 1: unbiased", high=1.0, schedule=annealing)
+    unroll_coef: float = scalar(5.0, "loss coefficient of all unrolled steps together; the first step's is 1")
+    consistency_coef: float = scalar(2.0, "consistency loss coefficient (predicted latent states against encoded ones)")
 
 
 class EfficientZero(MuZero):

@@ -16,15 +16,15 @@ from rl_training.types import Observation
 @dataclass(frozen=True)
 class GumbelMuZeroHyperparameters(PlanningHyperparameters):
     q_rescale: Literal["tree", "node", "none"] = setting(
-        "tree", "what Q is stretched to [0, 1] by: all that the tree has seen, the node's own edges, or nothing"
+        "tree", "normalize Q to [0, 1] by the range of the whole tree, of the node's children, or not at all"
     )
-    num_simulations: int = scalar(16, "simulations of a search", low=1)
+    num_simulations: int = scalar(16, "MCTS simulations per search", low=1)
     temperature: float = scalar(
-        1.0, "scale of the root's Gumbel noise: 1 samples the improved policy, 0 plays its best action"
+        1.0, "scale of the root's Gumbel noise; 1: sample the improved policy, 0: its best action"
     )
-    max_considered_actions: int = scalar(16, "actions of the root that Sequential Halving looks at", low=1)
-    c_visit: float = scalar(50.0, "visits that Q weighs with before there are any")
-    c_scale: float = scalar(0.1, "what Q weighs beside logits, for each visit of the most visited action")
+    max_considered_actions: int = scalar(16, "root actions considered by Sequential Halving", low=1)
+    c_visit: float = scalar(50.0, "c_visit of sigma(q) = (c_visit + max_visits) * c_scale * q")
+    c_scale: float = scalar(0.1, "c_scale of sigma(q) = (c_visit + max_visits) * c_scale * q")
 
 
 class GumbelMuZero(PlanningAlgorithm):

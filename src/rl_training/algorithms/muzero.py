@@ -20,11 +20,11 @@ def cooling() -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class MuZeroHyperparameters(PlanningHyperparameters):
-    temperature: float = scalar(1.0, "actions are played in proportion to visits^(1 / temperature)", schedule=cooling)
+    temperature: float = scalar(1.0, "actions are sampled in proportion to visits^(1 / temperature)", schedule=cooling)
     root_exploration_fraction: float = scalar(0.25, "share of Dirichlet noise in the root's prior", high=1.0)
-    dirichlet_alpha: float = scalar(0.3, "of that noise: the smaller, the fewer actions it favours", low=1e-3)
-    pb_c_init: float = scalar(1.25, "what the prior weighs beside Q in a search")
-    pb_c_base: float = scalar(19652.0, "visits by which that weight has grown by log 2", low=1.0)
+    dirichlet_alpha: float = scalar(0.3, "concentration of the root's Dirichlet noise", low=1e-3)
+    pb_c_init: float = scalar(1.25, "PUCT constant c1: weight of the prior relative to Q")
+    pb_c_base: float = scalar(19652.0, "PUCT constant c2 of log((visits + c2 + 1) / c2) + c1", low=1.0)
 
 
 class MuZero(PlanningAlgorithm):

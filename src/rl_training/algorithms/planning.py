@@ -34,47 +34,47 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PlanningHyperparameters(ReplayHyperparameters):
-    hidden_sizes: tuple[int, ...] = setting((128,), "hidden layers of each part of the model; unused by towers", low=1)
-    latent_size: int = setting(64, "numbers of a latent state; unused by towers", low=1)
-    network: Literal["auto", "mlp", "conv"] = setting("auto", "perceptrons, or towers (conv); auto: towers for images")
-    channels: int = setting(64, "planes of a residual tower", low=2)
+    hidden_sizes: tuple[int, ...] = setting((128,), "hidden layer sizes of each network; unused by towers", low=1)
+    latent_size: int = setting(64, "size of the latent state; unused by towers", low=1)
+    network: Literal["auto", "mlp", "conv"] = setting("auto", "auto: conv (residual towers) for images, else mlp")
+    channels: int = setting(64, "channels of the residual towers", low=2)
     blocks: int = setting(1, "residual blocks of each tower", low=1)
     stem: Literal["residual", "strided"] = setting(
         "residual",
-        "how towers begin to shrink images: by blocks, as EfficientZero, or in large steps, which is less work",
+        "downsampling of images: residual blocks (as in EfficientZero) or strided convolutions (faster)",
     )
-    value_limit: int = setting(30, "atoms of the value are -limit .. limit in h(x); 0: one number in [-1, 1]", low=0)
-    reward_limit: int = setting(30, "the same for rewards", low=0)
-    num_sampled_actions: int = setting(20, "actions that a node samples where they are continuous", low=2)
+    value_limit: int = setting(30, "value support is -limit .. limit after h(x); 0: a scalar in [-1, 1]", low=0)
+    reward_limit: int = setting(30, "reward support is -limit .. limit after h(x); 0: a scalar in [-1, 1]", low=0)
+    num_sampled_actions: int = setting(20, "continuous actions: actions sampled at each node of the search", low=2)
     buffer_capacity: int = setting(100_000, CAPACITY, low=1)
-    batch_size: int = setting(128, "sequences per gradient step", low=1)
-    learning_starts: int = setting(1_000, "env steps, by search as all others, before the first gradient step", low=0)
+    batch_size: int = setting(128, "batch size: sequences per gradient step", low=1)
+    learning_starts: int = setting(1_000, "env steps collected, with search, before learning starts", low=0)
     bootstrap: Literal["target", "search"] = setting(
-        "target", "whose value a target bootstraps from: the target network's now, or the search's when it was played"
+        "target", "value that targets bootstrap from: the target network's, or the one the search found at that step"
     )
-    unroll_steps: int = setting(5, "steps that the model is unrolled for in training", low=1)
+    unroll_steps: int = setting(5, "steps the model is unrolled for in training", low=1)
     eval_num_simulations: int | None = setting(None, "simulations in evaluation; None: num_simulations", low=1)
-    eval_temperature: float = setting(0.0, "temperature in evaluation", low=0.0)
-    learning_rate: float = scalar(1e-3, "step size of the optimizer")
-    weight_decay: float = scalar(1e-4, "what weights lose per gradient step, in parts of the learning rate")
-    max_grad_norm: float | None = scalar(5.0, "longest gradient; None: any")
-    gamma: float = scalar(0.997, "discount per step", high=1.0)
-    tau: float = scalar(1.0, "how far the target network moves to the network each time: 1 copies it", high=1.0)
-    utd_ratio: float = scalar(0.25, "gradient steps per env step, however many environments")
-    target_update_interval: int = scalar(400, "env steps between moves of the target network", low=1)
-    num_simulations: int = scalar(50, "simulations of a search", low=1)
-    n_step: int = scalar(10, "steps whose rewards a value target sums before it bootstraps", low=1)
+    eval_temperature: float = setting(0.0, "temperature in evaluation; 0: always the best action", low=0.0)
+    learning_rate: float = scalar(1e-3, "learning rate of the optimizer")
+    weight_decay: float = scalar(1e-4, "decoupled weight decay (AdamW)")
+    max_grad_norm: float | None = scalar(5.0, "gradient clipping norm; None: no clipping")
+    gamma: float = scalar(0.997, "discount factor", high=1.0)
+    tau: float = scalar(1.0, "soft update (Polyak) coefficient of the target network; 1: copy the weights", high=1.0)
+    utd_ratio: float = scalar(0.25, "update-to-data ratio: gradient steps per env step, counted over all environments")
+    target_update_interval: int = scalar(400, "env steps between target network updates", low=1)
+    num_simulations: int = scalar(50, "MCTS simulations per search", low=1)
+    n_step: int = scalar(10, "n-step value targets: rewards summed before bootstrapping", low=1)
     reanalyse_ratio: float = scalar(
-        0.0, "share of sequences whose policy targets are searched anew, with the target network", high=1.0
+        0.0, "reanalyse: share of sequences whose policy targets are searched again with the target network", high=1.0
     )
-    priority_exponent: float = scalar(1.0, "0 draws all sequences alike, 1 in proportion to their error", high=1.0)
-    beta: float = scalar(1.0, "how far importance weights undo that: 1 wholly", high=1.0)
-    policy_coef: float = scalar(1.0, "weight of the policy loss")
-    value_coef: float = scalar(1.0, "weight of the value loss")
-    reward_coef: float = scalar(1.0, "weight of the reward loss")
-    unroll_coef: float = scalar(1.0, "weight of all unrolled steps together, beside the first, which weighs 1")
+    priority_exponent: float = scalar(1.0, "PER alpha; 0: uniform sampling", high=1.0)
+    beta: float = scalar(1.0, "PER beta (importance sampling); 1: unbiased", high=1.0)
+    policy_coef: float = scalar(1.0, "policy loss coefficient")
+    value_coef: float = scalar(1.0, "value loss coefficient")
+    reward_coef: float = scalar(1.0, "reward loss coefficient")
+    unroll_coef: float = scalar(1.0, "loss coefficient of all unrolled steps together; the first step's is 1")
     hidden_gradient_scale: float = scalar(
-        0.5, "what each unrolled step leaves of the gradient to the one before", high=1.0
+        0.5, "factor on the gradient of the latent state at each unrolled step (MuZero: 0.5)", high=1.0
     )
 
 

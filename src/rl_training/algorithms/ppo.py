@@ -24,12 +24,12 @@ from rl_training.types import Batch, Metrics
 
 @dataclass(frozen=True)
 class PPOHyperparameters(ActorCriticHyperparameters):
-    clip_coef: float = scalar(0.2, "probability ratios earn nothing beyond 1 +- this")
-    clip_vf_coef: float | None = scalar(None, "new values move at most this far, in units of reward; None: freely")
-    target_kl: float | None = scalar(None, "an update ends once the policy has moved 1.5 times this far; None: never")
-    update_epochs: int = scalar(10, "passes over each rollout", low=1)
-    num_minibatches: int = scalar(16, "gradient steps per pass", low=1)
-    normalize_advantage: bool = setting(True, "to mean 0 and deviation 1, within each minibatch")
+    clip_coef: float = scalar(0.2, "PPO clip range: probability ratios are clipped to 1 ± this")
+    clip_vf_coef: float | None = scalar(None, "value clip range: old value ± this; None: no clipping")
+    target_kl: float | None = scalar(None, "KL limit: stop an update above approximate KL 1.5 * this; None: no limit")
+    update_epochs: int = scalar(10, "epochs (passes over the rollout) per update", low=1)
+    num_minibatches: int = scalar(16, "minibatches (gradient steps) per epoch", low=1)
+    normalize_advantage: bool = setting(True, "normalize advantages to mean 0 and deviation 1 in each minibatch")
 
 
 class PPO(ActorCriticAlgorithm):

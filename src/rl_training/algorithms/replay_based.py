@@ -20,7 +20,7 @@ from rl_training.data.memory import usable_memory
 from rl_training.data.replay import Replay
 from rl_training.types import Batch, Decision, Observation, Spaces, State
 
-CAPACITY = "env steps kept; the end of an episode takes the room of one more, with frame_stack of so many"
+CAPACITY = "replay buffer size in env steps; an episode's end takes 1 extra entry (frame_stack if stacked)"
 EXTRA_BYTES = 8  # of a step: the reward and three flags
 
 
@@ -31,16 +31,16 @@ def annealing() -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class ReplayHyperparameters:
-    hidden_sizes: tuple[int, ...] = setting((256, 256), "hidden layers of each network", low=1)
-    activation: Literal["tanh", "relu", "elu", "silu"] = setting("relu", "activation of the hidden layers")
+    hidden_sizes: tuple[int, ...] = setting((256, 256), "hidden layer sizes of each network", low=1)
+    activation: Literal["tanh", "relu", "elu", "silu"] = setting("relu", "activation function of the hidden layers")
     buffer_capacity: int = setting(1_000_000, CAPACITY, low=1)
-    batch_size: int = setting(256, "transitions per gradient step", low=1)
-    learning_starts: int = setting(100, "env steps of uniformly random actions before the first gradient step", low=0)
-    learning_rate: float = scalar(3e-4, "step size of the optimizer")
-    gamma: float = scalar(0.99, "discount per step", high=1.0)
-    tau: float = scalar(0.005, "how far the target network moves to the network each time: 1 copies it", high=1.0)
-    utd_ratio: float = scalar(1.0, "gradient steps per env step, however many environments")
-    train_frequency: int = scalar(1, "env steps between bursts of gradient steps", low=1)
+    batch_size: int = setting(256, "batch size: transitions per gradient step", low=1)
+    learning_starts: int = setting(100, "env steps with uniformly random actions before learning starts", low=0)
+    learning_rate: float = scalar(3e-4, "learning rate of the optimizer")
+    gamma: float = scalar(0.99, "discount factor", high=1.0)
+    tau: float = scalar(0.005, "soft update (Polyak) coefficient of the target network; 1: copy the weights", high=1.0)
+    utd_ratio: float = scalar(1.0, "update-to-data ratio: gradient steps per env step, counted over all environments")
+    train_frequency: int = scalar(1, "env steps between updates of utd_ratio * train_frequency gradient steps", low=1)
 
 
 class ReplayAlgorithm(Tunable, ABC):

@@ -28,18 +28,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SACHyperparameters(ReplayHyperparameters):
-    deterministic_eval: bool = setting(True, "evaluate the middle of the policy; False: sample")
-    learning_rate: float = scalar(3e-4, "step size of the actor's optimizer, and of the others that have none")
-    critic_learning_rate: float | None = scalar(None, "step size of the critics' optimizer; None: learning_rate")
-    alpha: float | None = scalar(None, "what a nat of entropy is worth in reward; auto: learned", auto=True)
-    initial_alpha: float = setting(1.0, "where a learned alpha begins", low=1e-8, needs=("alpha", None))
+    deterministic_eval: bool = setting(True, "evaluate with the mean action; False: sample from the policy")
+    learning_rate: float = scalar(3e-4, "learning rate of the actor; default for critics and alpha")
+    critic_learning_rate: float | None = scalar(None, "learning rate of the critics; None: learning_rate")
+    alpha: float | None = scalar(None, "entropy coefficient (temperature); auto: learned", auto=True)
+    initial_alpha: float = setting(1.0, "initial value of a learned alpha", low=1e-8, needs=("alpha", None))
     alpha_learning_rate: float | None = scalar(
-        None, "step size of alpha's optimizer; None: learning_rate", needs=("alpha", None)
+        None, "learning rate of alpha; None: learning_rate", needs=("alpha", None)
     )
     target_entropy: float | None = scalar(
         None,
-        "of the policy over actions in [-1, 1], in nats, which alpha is learned for; auto: minus the number of "
-        "action dimensions",
+        "target entropy of a learned alpha, in nats, for actions in [-1, 1]; auto: -(number of action dimensions)",
         low=-math.inf,
         auto=True,
         needs=("alpha", None),

@@ -38,63 +38,63 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ScaleZeroHyperparameters(ReplayHyperparameters):
-    hidden_sizes: tuple[int, ...] = setting((128,), "hidden layers of each task's encoder", low=1)
-    width: int = setting(64, "numbers of a token, and of a latent", low=1)
-    layers: int = setting(2, "blocks of the transformer", low=1)
-    heads: int = setting(4, "attention heads of each block; width should be a multiple", low=1)
-    num_experts: int = setting(4, "experts of each block, of which a token takes one", low=1)
-    expert_size: int = setting(128, "hidden units of an expert, and of the one that all tokens share", low=1)
+    hidden_sizes: tuple[int, ...] = setting((128,), "hidden layer sizes of each task's encoder", low=1)
+    width: int = setting(64, "embedding size of tokens and latent states", low=1)
+    layers: int = setting(2, "transformer layers", low=1)
+    heads: int = setting(4, "attention heads per layer; must divide width", low=1)
+    num_experts: int = setting(4, "routed experts per layer; each token uses one of them, and the shared expert", low=1)
+    expert_size: int = setting(128, "hidden units of each expert, routed or shared", low=1)
     routing: Literal["probability", "one"] = setting(
-        "probability", "what the chosen expert counts: its probability, from which the gate learns, or one"
+        "probability", "weight of the chosen expert: its gate probability (the gate learns), or 1 (the gate is fixed)"
     )
-    task_embedding: bool = setting(True, "tokens carry an embedding of their task")
-    context: int = setting(4, "steps that a node of a search looks back upon, its own included", low=1)
-    train_context: int | None = setting(None, "the same in training; None: all that are unrolled", low=1)
-    value_limit: int = setting(50, "atoms of the value are -limit .. limit in h(x); 0: one number in [-1, 1]", low=0)
-    reward_limit: int = setting(50, "the same for rewards", low=0)
-    num_adapters: int = setting(4, "stages after the first, each with a low-rank adapter in every layer", low=0)
-    adapter_rank: int = setting(8, "rank of an adapter", low=1)
-    adapter_alpha: float = setting(4.0, "an adapter counts adapter_alpha / adapter_rank times", low=0.0)
-    adapter_dropout: float = setting(0.0, "share of an adapter's inputs left out in training", low=0.0, high=1.0)
-    base_stage_steps: int = setting(50_000, "gradient steps that the first stage lasts at least", low=0)
-    stage_steps: int = setting(20_000, "gradient steps after which the next stage begins, solved tasks or not", low=1)
+    task_embedding: bool = setting(True, "add a learned task embedding to the tokens")
+    context: int = setting(4, "context length of the search in steps, including the current one", low=1)
+    train_context: int | None = setting(None, "context length in training; None: the whole sequence", low=1)
+    value_limit: int = setting(50, "value support is -limit .. limit after h(x); 0: a scalar in [-1, 1]", low=0)
+    reward_limit: int = setting(50, "reward support is -limit .. limit after h(x); 0: a scalar in [-1, 1]", low=0)
+    num_adapters: int = setting(4, "adapter stages after the base stage; each adds LoRA adapters to all layers", low=0)
+    adapter_rank: int = setting(8, "LoRA rank of an adapter", low=1)
+    adapter_alpha: float = setting(4.0, "LoRA alpha: adapters are scaled by adapter_alpha / adapter_rank", low=0.0)
+    adapter_dropout: float = setting(0.0, "LoRA dropout: dropout probability of an adapter's input", low=0.0, high=1.0)
+    base_stage_steps: int = setting(50_000, "minimum length of the base stage in gradient steps", low=0)
+    stage_steps: int = setting(20_000, "maximum length of an adapter stage in gradient steps", low=1)
     target_returns: dict[str, float] | None = setting(  # noqa: RUF009 - nothing writes to it
-        None, "mean returns in evaluation, by env id, at which a task counts as solved and rests from then on"
+        None, "evaluation return, by env id, at which a task counts as solved and is no longer trained"
     )
     rank_exponent: float = setting(
-        0.0, "a task's loss weighs rank^exponent, the rank of its last evaluation among all, the lowest 1", low=0.0
+        0.0, "loss weight of a task: rank^rank_exponent, where the lowest last evaluation has rank 1", low=0.0
     )
-    buffer_capacity: int = setting(100_000, CAPACITY + "; for each task", low=1)
-    batch_size: int = setting(32, "sequences of each task per gradient step", low=1)
-    learning_starts: int = setting(1_000, "env steps of all tasks together before the first gradient step", low=0)
+    buffer_capacity: int = setting(100_000, "per task: " + CAPACITY, low=1)
+    batch_size: int = setting(32, "batch size: sequences of each task per gradient step", low=1)
+    learning_starts: int = setting(1_000, "env steps, counted over all tasks, before learning starts", low=0)
     bootstrap: Literal["target", "search"] = setting(
-        "target", "whose value a target bootstraps from: the target network's now, or the search's when it was played"
+        "target", "value that targets bootstrap from: the target network's, or the one the search found at that step"
     )
-    unroll_steps: int = setting(10, "steps of a sequence", low=1)
+    unroll_steps: int = setting(10, "length of a training sequence in steps", low=1)
     eval_num_simulations: int | None = setting(None, "simulations in evaluation; None: num_simulations", low=1)
-    eval_temperature: float = setting(0.0, "temperature in evaluation", low=0.0)
-    learning_rate: float = scalar(1e-3, "step size of the optimizer")
-    weight_decay: float = scalar(1e-4, "what a step takes off each weight, per learning_rate")
-    max_grad_norm: float | None = scalar(5.0, "longest gradient; None: any")
-    gamma: float = scalar(0.997, "discount per step", high=1.0)
-    tau: float = scalar(0.05, "how far the target network moves to the network after each gradient step", high=1.0)
-    utd_ratio: float = scalar(0.25, "gradient steps per env step, of whichever task")
-    num_simulations: int = scalar(25, "simulations of a search", low=1)
-    temperature: float = scalar(1.0, "actions are played in proportion to visits^(1 / temperature)", schedule=cooling)
+    eval_temperature: float = setting(0.0, "temperature in evaluation; 0: always the best action", low=0.0)
+    learning_rate: float = scalar(1e-3, "learning rate of the optimizer")
+    weight_decay: float = scalar(1e-4, "decoupled weight decay (AdamW)")
+    max_grad_norm: float | None = scalar(5.0, "gradient clipping norm; None: no clipping")
+    gamma: float = scalar(0.997, "discount factor", high=1.0)
+    tau: float = scalar(0.05, "soft update (Polyak) coefficient of the target network per gradient step", high=1.0)
+    utd_ratio: float = scalar(0.25, "update-to-data ratio: gradient steps per env step, counted over all tasks")
+    num_simulations: int = scalar(25, "MCTS simulations per search", low=1)
+    temperature: float = scalar(1.0, "actions are sampled in proportion to visits^(1 / temperature)", schedule=cooling)
     root_exploration_fraction: float = scalar(0.25, "share of Dirichlet noise in the root's prior", high=1.0)
-    dirichlet_alpha: float = scalar(0.3, "of that noise: the smaller, the fewer actions it favours", low=1e-3)
-    pb_c_init: float = scalar(1.25, "what the prior weighs beside Q in a search")
-    pb_c_base: float = scalar(19652.0, "visits by which that weight has grown by log 2", low=1.0)
-    n_step: int = scalar(5, "steps whose rewards a value target sums before it bootstraps", low=1)
+    dirichlet_alpha: float = scalar(0.3, "concentration of the root's Dirichlet noise", low=1e-3)
+    pb_c_init: float = scalar(1.25, "PUCT constant c1: weight of the prior relative to Q")
+    pb_c_base: float = scalar(19652.0, "PUCT constant c2 of log((visits + c2 + 1) / c2) + c1", low=1.0)
+    n_step: int = scalar(5, "n-step value targets: rewards summed before bootstrapping", low=1)
     reanalyse_ratio: float = scalar(
-        0.0, "share of sequences whose policy targets are searched anew, with the target network", high=1.0
+        0.0, "reanalyse: share of sequences whose policy targets are searched again with the target network", high=1.0
     )
-    priority_exponent: float = scalar(0.0, "0 draws all sequences alike, 1 in proportion to their error", high=1.0)
-    beta: float = scalar(1.0, "how far importance weights undo that: 1 wholly", high=1.0)
-    latent_coef: float = scalar(10.0, "weight of the squared error of predicted latents")
-    policy_coef: float = scalar(1.0, "weight of the policy loss")
-    value_coef: float = scalar(0.5, "weight of the value loss")
-    reward_coef: float = scalar(1.0, "weight of the reward loss")
+    priority_exponent: float = scalar(0.0, "PER alpha; 0: uniform sampling", high=1.0)
+    beta: float = scalar(1.0, "PER beta (importance sampling); 1: unbiased", high=1.0)
+    latent_coef: float = scalar(10.0, "latent prediction loss coefficient (squared error)")
+    policy_coef: float = scalar(1.0, "policy loss coefficient")
+    value_coef: float = scalar(0.5, "value loss coefficient")
+    reward_coef: float = scalar(1.0, "reward loss coefficient")
 
 
 class TaskPlanner(Planner):

@@ -101,11 +101,11 @@ class TimeLimit:
 class EarlyStoppingOptions(Options):
     """Stop when an evaluation is good enough, or evaluations no longer improve."""
 
-    metric: str = Field("eval_return_mean", description="what is watched, at each evaluation")
-    target: Float | None = Field(None, description="stop when this is reached")
+    metric: str = Field("eval_return_mean", description="metric to watch; checked after each evaluation")
+    target: Float | None = Field(None, description="stop when the metric reaches this value")
     patience: Int | None = Field(None, ge=1, description="stop after this many evaluations without improvement")
-    min_delta: Float = Field(0.0, ge=0, description="what counts as an improvement: more than this")
-    mode: Literal["max", "min"] = Field("max", description="whether more or less is better")
+    min_delta: Float = Field(0.0, ge=0, description="smallest change that counts as an improvement")
+    mode: Literal["max", "min"] = Field("max", description="max: higher is better; min: lower is better")
 
     @model_validator(mode="after")
     def _can_stop(self) -> EarlyStoppingOptions:
@@ -117,14 +117,14 @@ class EarlyStoppingOptions(Options):
 class TimeLimitOptions(Options):
     """Stop after a time on the clock."""
 
-    minutes: Float = Field(gt=0, description="minutes of this process; a resumed run has them anew")
+    minutes: Float = Field(gt=0, description="wall-clock minutes of training; a resumed run counts from 0 again")
 
 
 class CallbackOptions(Options):
     """The callbacks that a config can name."""
 
-    early_stopping: EarlyStoppingOptions | None = Field(None, description="stop by evaluations")
-    time_limit: TimeLimitOptions | None = Field(None, description="stop by the clock")
+    early_stopping: EarlyStoppingOptions | None = Field(None, description="stop at a target or without improvement")
+    time_limit: TimeLimitOptions | None = Field(None, description="stop after a wall-clock time")
 
 
 def build_callbacks(options: CallbackOptions | Mapping[str, Any]) -> list[Callback]:

@@ -50,6 +50,11 @@ def of_task(name: str, task: str) -> str:
     return f"{name}/{task}"
 
 
+def is_of_task(name: str) -> bool:
+    """Whether a metric is one task's own: no other metric has a slash in its name."""
+    return "/" in name
+
+
 class RunningMeans:
     """Means of the update metrics since the last log line, each over the updates that reported it.
 
@@ -101,10 +106,13 @@ class RunningMeans:
         self._sums, self._counts, self._waiting = dict(state["sums"]), dict(state["counts"]), []
 
 
-def tensorboard_tag(name: str, schedule_names: Collection[str]) -> str:
-    """The group under which TensorBoard shows a metric: schedule/, eval/, loss/, time/ or train/."""
+def tensorboard_tag(name: str, schedule_names: Collection[str], hyperparameter_names: Collection[str] = ()) -> str:
+    """The group under which TensorBoard shows a metric: schedule/ (a hyperparameter that varies), hyperparameter/ (one
+    that does not), eval/, loss/, time/ or train/."""
     if name in schedule_names:
         return f"schedule/{name}"
+    if name in hyperparameter_names:
+        return f"hyperparameter/{name}"
     for group in ("eval", "train", "time"):
         if name.startswith(f"{group}_"):
             return f"{group}/{name.removeprefix(f'{group}_')}"
@@ -116,6 +124,8 @@ def tensorboard_tag(name: str, schedule_names: Collection[str]) -> str:
 
 
 def is_loss(name: str) -> bool:
+    """Whether a metric is a loss, of the whole run or of one task."""
+    name = name.partition("/")[0]
     return name == "loss" or name.endswith("_loss") or name.startswith("loss_")
 
 
@@ -127,18 +137,20 @@ class MetricsLog:
         run_dir: Path,
         *,
         schedule_names: Collection[str] = (),
+        hyperparameter_names: Collection[str] = (),
         wandb: dict[str, Any] | None = None,
     ) -> None:
+        """`schedule_names`: the hyperparameters that vary; `hyperparameter_names`: all that have a value."""
         run_dir = Path(run_dir)
         run_dir.mkdir(parents=True, exist_ok=True)
-        self._schedule_names = frozenset(schedule_names)
+        self._schedule_names, self._hyperparameter_names = frozenset(schedule_names), frozenset(hyperparameter_names)
         self.path = run_dir / "metrics.jsonl"
         # Weights & Biases first: it is the one that may be missing, and nothing has been written yet.
         self._wandb = import_wandb().init(dir=str(run_dir), **wandb) if wandb is not None else None
         if self.path.exists():
             raise FileExistsError(f"{self.path} belongs to an earlier run; resume that run or choose another folder")
         self._file = open(self.path, "ab")  # noqa: SIM115 - closed by close()
-        self._events = EventFile(run_dir / "tensorboard")
+        self._events = EventFile(run_dir)
         self._flushed = time.monotonic()
 
     def write(self, metrics: Mapping[str, float]) -> None:
@@ -147,7 +159,7 @@ class MetricsLog:
         clean = {name: _plain(value) for name, value in metrics.items()}
         self._file.write(json.dumps(clean, allow_nan=False).encode() + b"\n")
         tagged = {
-            tensorboard_tag(name, self._schedule_names): value
+            tensorboard_tag(name, self._schedule_names, self._hyperparameter_names): value
             for name, value in clean.items()
             if name != "global_step" and isinstance(value, int | float)
         }
@@ -178,7 +190,7 @@ class MetricsLog:
 
 
 class EventFile:
-    """A TensorBoard event file, through TensorBoard's own records.
+    """A TensorBoard event file, through TensorBoard's own records. TensorBoard names a run after the file's folder.
 
     Its EventFileWriter costs a thread and, where TensorFlow is installed, seconds of import; torch's costs more still.
     """

@@ -20,10 +20,12 @@ def run_multi_task(config: TrainConfig, recipe: Recipe, **options: Any) -> Train
             if not active:
                 run.stop("every task is finished")
                 break
+            run.progress.phases.enter("collecting")
             for task in active:
                 runner = run.tasks.runners[task]
                 replays[task].add(runner.step(run.players[task].act))
                 run.advance(runner.live_steps)
+            run.progress.phases.enter("learning")
             run.record(algorithm.learn(replays))
         return run.finish()
 

@@ -17,8 +17,10 @@ def run_off_policy(config: TrainConfig, recipe: Recipe, **options: Any) -> Train
         if starts >= config.total_timesteps:
             run.progress.message(f"nothing will be learned: learning starts at step {starts:,}, see learning_starts")
         while run.running:
+            run.progress.phases.enter("collecting")
             replay.add(runner.step(algorithm.warm_up if run.step < starts else algorithm.act))
             run.advance(runner.live_steps)
+            run.progress.phases.enter("learning")
             run.record(algorithm.learn(replay))
         return run.finish()
 

@@ -18,9 +18,12 @@ def run_on_policy(config: TrainConfig, recipe: Recipe, **options: Any) -> TrainR
         while run.running:
             rollout.reset()
             env_steps = 0
+            run.progress.phases.enter("collecting")
             while not rollout.full:
                 rollout.add(runner.step(algorithm.act))
                 env_steps += runner.live_steps
+                run.progress.step = run.step + env_steps  # shown now; the clock of the schedules moves once, below
+            run.progress.phases.enter("learning")
             run.advance(env_steps)
             run.record(algorithm.update(rollout))
         return run.finish()

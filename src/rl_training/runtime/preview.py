@@ -44,6 +44,12 @@ def plot(values: list[float], *, width: int = 60, height: int = 8) -> list[str]:
     return [f"{labels.get(i, ''):>10} ┤" + "".join(chr(0x2800 + cell) for cell in row) for i, row in enumerate(cells)]
 
 
+def axis(horizon: int, *, width: int = 60) -> str:
+    """The line below a plot: the env steps at its left and right end."""
+    end = f"{horizon:,} env steps"
+    return f"{'':>12}0{end:>{width - 1}}"
+
+
 def sampled(controls: Controls, name: str, points: int = 600) -> tuple[list[int], list[float]]:
     last = controls.horizon - 1
     steps = sorted({round(last * i / (points - 1)) for i in range(points)})
@@ -74,6 +80,6 @@ def save_png(controls: Controls, path: Path) -> None:
     try:
         figure.savefig(path, dpi=150)
     except (OSError, ValueError) as error:
-        raise InputError(f"--png {path}: {error}") from error
+        raise InputError(f"--png {path}: {getattr(error, 'strerror', None) or error}") from error
     finally:
         pyplot.close(figure)

@@ -6,51 +6,101 @@ import contextlib
 import math
 import os
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Collection, Mapping
-from typing import Any, TextIO
+from typing import Any, NamedTuple, TextIO
 
 from rl_training.config import InputError
-from rl_training.runtime.metrics import is_loss, of_task
+from rl_training.runtime.metrics import is_loss, is_of_task, of_task
+from rl_training.runtime.phases import Phases, compilation_phase, shares
 from rl_training.types import Metrics
 
 REFRESH_SECONDS = 1.0  # a drawing takes about 7 ms: below 1 % of the time
+QUIET_SECONDS = 30.0  # after which plain output says that the run is alive
 SPEED_WINDOW = 30.0  # seconds over which steps per second are measured
+PHASE_WINDOW = 5.0  # seconds over which the shares of the phases are measured
+LEAST_SHARE = 0.01  # of a phase that is shown
 MAX_ROWS = 8  # in a column of the live display
 LINE_CELLS = 2  # of a group in a plain line
 TASK_RETURN = of_task("train_return_mean", "")  # beginning of the metrics that the tasks of a run have
 RETURNS = {"train": "train_return_mean", "eval": "eval_return_mean"}
 
+# Held while anything is drawn. A fork waits for it: the new process would inherit the locks of a drawing that its own
+# copy of the drawing thread, which does not exist, never releases.
+_drawing = threading.RLock()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_drawing.acquire, after_in_parent=_drawing.release, after_in_child=_drawing.release)
+
+
+class Mark(NamedTuple):
+    """Where the run was at a time."""
+
+    time: float
+    step: int
+    seconds: Mapping[str, float]  # spent in each phase
+
 
 class Progress:
-    """The silent one, and what the others share: the clock, the speed, the last metrics."""
+    """The silent one, and what the others share: the clock, the speed, the phases, the last metrics.
+
+    The run writes `step` and enters `phases` as often as it likes; a thread calls `tick` once a second, so that the
+    display moves in the middle of a long update too.
+    """
+
+    ticks = False  # whether there is something to do once a second
 
     def __init__(self, *, schedule_names: Collection[str] = (), stream: TextIO | None = None) -> None:
         self.schedule_names = tuple(schedule_names)
         self.stream = stream if stream is not None else sys.stdout
         self.title, self.total, self.step = "", 0, 0
         self.metrics: Metrics = {}
+        self.phases = Phases()
         self._started = time.monotonic()
-        self._marks = deque([(self._started, 0)])
+        self._first = Mark(self._started, 0, {})
+        self._marks = deque([self._first])
+        self._closing = contextlib.ExitStack()
 
     def start(self, total: int, title: str, step: int = 0) -> None:
         """`step`: where a resumed run begins."""
         self.total, self.title, self.step = total, title, step
+        self.phases = Phases()
         self._started = time.monotonic()
-        self._marks = deque([(self._started, step)])
+        self._first = Mark(self._started, step, {})
+        self._marks = deque([self._first])
+        self._closing.enter_context(compilation_phase(self.phases))
+        if self.ticks:
+            self._start_thread()
 
-    def update(self, step: int, metrics: Mapping[str, float] | None = None) -> None:
-        """Tell the step, as often as you like; `metrics` come once per log interval."""
+    def _start_thread(self) -> None:
+        done = threading.Event()
+
+        def tick_until_done() -> None:
+            with contextlib.suppress(OSError, ValueError):  # the stream is closed: whoever writes next is told
+                while not done.wait(REFRESH_SECONDS):
+                    with _drawing:
+                        self.tick()
+
+        thread = threading.Thread(target=tick_until_done, name="progress", daemon=True)
+        thread.start()
+        self._closing.callback(thread.join)
+        self._closing.callback(done.set)
+
+    def tick(self) -> None:
+        """Called once a second, by a thread of its own."""
+
+    def update(self, step: int, metrics: Mapping[str, float] | None = None, *, line: bool = True) -> None:
+        """Tell the step; with `metrics`, once per log interval, and without `line` where a message has told them."""
         self.step = step
         if metrics is not None:
-            self.metrics.update(metrics)
+            self.metrics = {**self.metrics, **metrics}  # another dict: the thread may be reading the old one
 
     def message(self, text: str) -> None:
         pass
 
     def stop(self) -> None:
-        pass
+        self._closing.close()
 
     def __enter__(self) -> Progress:
         return self
@@ -65,59 +115,93 @@ class Progress:
     def speed(self) -> float:
         """Steps per second of late; 0 before the first step."""
         now = time.monotonic()
-        if now - self._marks[-1][0] >= 1.0:
-            self._marks.append((now, self.step))
-        while len(self._marks) > 2 and now - self._marks[0][0] > SPEED_WINDOW:
+        mark = self._mark(SPEED_WINDOW)
+        return (self.step - mark.step) / (now - mark.time) if now > mark.time else 0.0
+
+    def _mark(self, seconds: float) -> Mark:
+        """Where the run was about so many seconds ago."""
+        now = time.monotonic()
+        if now - self._marks[-1].time >= 1.0:
+            self._marks.append(Mark(now, self.step, self.phases.seconds()))
+        while len(self._marks) > 2 and now - self._marks[0].time > SPEED_WINDOW:
             self._marks.popleft()
-        since, step = self._marks[0]
-        return (self.step - step) / (now - since) if now > since else 0.0
+        return next((mark for mark in reversed(self._marks) if now - mark.time >= seconds), self._marks[0])
 
     def time_left(self, speed: float) -> float | None:
         return max(0, self.total - self.step) / speed if speed > 0 else None
 
+    def activity(self) -> str:
+        """What the run is doing: `evaluating 0:00:12` where a phase lasts, else `learning 81%, collecting 19%`."""
+        phase, seconds = self.phases.current
+        if seconds >= REFRESH_SECONDS:
+            return f"{phase} {duration(seconds)}"
+        found = shares(self.phases.seconds(), self._mark(PHASE_WINDOW).seconds)
+        return ", ".join(f"{name} {share:.0%}" for name, share in found.items() if share >= LEAST_SHARE) or phase
+
     def groups(self) -> dict[str, dict[str, float]]:
         """The metrics that are shown, by column."""
+        metrics = self.metrics
         shown = {
-            "return": {name: self.metrics.get(key, math.nan) for name, key in RETURNS.items()},
+            "return": {name: metrics.get(key, math.nan) for name, key in RETURNS.items()},
             "task": {
-                name.removeprefix(TASK_RETURN): value
-                for name, value in self.metrics.items()
-                if name.startswith(TASK_RETURN)
+                name.removeprefix(TASK_RETURN): value for name, value in metrics.items() if name.startswith(TASK_RETURN)
             },
-            "loss": {name: value for name, value in self.metrics.items() if is_loss(name)},
-            "schedule": {name: self.metrics[name] for name in self.schedule_names if name in self.metrics},
+            "loss": {name: value for name, value in metrics.items() if is_loss(name) and not is_of_task(name)},
+            "schedule": {name: metrics[name] for name in self.schedule_names if name in metrics},
         }
         return {group: values for group, values in shown.items() if values}
 
 
 class PlainProgress(Progress):
-    """One line per log interval; columns stay in place as long as the metrics do."""
+    """One line per log interval, whose columns stay in place as long as the metrics do; and one where nothing else was
+    printed for a while."""
+
+    ticks = True
+
+    def __init__(self, *, schedule_names: Collection[str] = (), stream: TextIO | None = None) -> None:
+        super().__init__(schedule_names=schedule_names, stream=stream)
+        self._printed = time.monotonic()
 
     def start(self, total: int, title: str, step: int = 0) -> None:
+        self._print(title)
         super().start(total, title, step)
-        print(title, file=self.stream, flush=True)
 
-    def update(self, step: int, metrics: Mapping[str, float] | None = None) -> None:
+    def update(self, step: int, metrics: Mapping[str, float] | None = None, *, line: bool = True) -> None:
         super().update(step, metrics)
-        if metrics is not None:
-            print(self._line(), file=self.stream, flush=True)
+        if metrics is not None and line:
+            with _drawing:
+                self._print(self._line())
+
+    def tick(self) -> None:
+        if time.monotonic() - self._printed >= QUIET_SECONDS:
+            self._print(f"{self._counts()}  {self.activity()}")
 
     def message(self, text: str) -> None:
         with contextlib.suppress(RuntimeError):  # from a signal handler that came in the middle of a print
+            self._print(text)
+
+    def _print(self, text: str) -> None:
+        with _drawing:
+            self._printed = time.monotonic()
             print(text, file=self.stream, flush=True)
 
-    def _line(self) -> str:
+    def _counts(self) -> str:
         width, speed = len(f"{self.total:,}"), self.speed()
         counts = f"{self.step:>{width},}/{self.total:,} {percent(self.step, self.total):>4}"
-        parts = [counts, f"{speed:>7,.0f} steps/s", f"{duration(self.time_left(speed)):>7} left"]
+        return f"{counts}  {speed:>7,.0f} steps/s  {duration(self.time_left(speed)):>7} left"
+
+    def _line(self) -> str:
+        parts = [self._counts()]
         for group, values in self.groups().items():
-            cells = [f"{short(group, name)} {number(value):>9}" for name, value in list(values.items())[:LINE_CELLS]]
-            parts.append(" ".join([group, *cells]))
+            cells = [f"{name} {number(value):>9}" for name, value in list(values.items())[:LINE_CELLS]]
+            parts.append(" ".join(cells if group == "loss" else [group, *cells]))  # the name of a loss ends with it
         return "  ".join(parts)
 
 
 class LiveProgress(Progress):
-    """A bar and a table that are redrawn in place, at most once a second and without a thread."""
+    """A bar and a table that are redrawn in place once a second."""
+
+    ticks = True
 
     def __init__(self, *, schedule_names: Collection[str] = (), stream: TextIO | None = None) -> None:
         super().__init__(schedule_names=schedule_names, stream=stream)
@@ -126,24 +210,25 @@ class LiveProgress(Progress):
 
         self._console = Console(file=self.stream, force_terminal=True)
         self._live = Live(console=self._console, auto_refresh=False, get_renderable=self._render)
-        self._drawn = 0.0
 
     def start(self, total: int, title: str, step: int = 0) -> None:
         super().start(total, title, step)
-        self._live.start(refresh=True)
+        with _drawing:
+            self._live.start(refresh=True)
 
-    def update(self, step: int, metrics: Mapping[str, float] | None = None) -> None:
-        super().update(step, metrics)
-        now = time.monotonic()
-        if now - self._drawn >= REFRESH_SECONDS:
-            self._drawn = now
+    def tick(self) -> None:
+        if self._live.is_started:
             self._live.refresh()
 
     def message(self, text: str) -> None:
-        self._console.print(text, markup=False, highlight=False)
+        with contextlib.suppress(RuntimeError), _drawing:  # from a signal handler that came in the middle of a print
+            self._console.print(text, markup=False, highlight=False)
 
     def stop(self) -> None:
+        super().stop()
         if self._live.is_started:
+            self.phases.enter("stopped")
+            self._marks = deque([self._first])  # what stays on the screen is of the whole run
             self._live.refresh()
             self._live.stop()
 
@@ -155,7 +240,8 @@ class LiveProgress(Progress):
 
         speed = self.speed()
         counts = Text(f"{self.step:,}/{self.total:,} {percent(self.step, self.total)}")
-        clock = f"{speed:,.0f} steps/s  {duration(self.elapsed)} < {duration(self.time_left(speed))}"
+        left = f"  {duration(self.time_left(speed))} left" if speed else ""
+        clock = f"{speed:,.0f} steps/s  {duration(self.elapsed)}{left}"
         bar = Table.grid(expand=True, padding=(0, 1, 0, 0))
         bar.add_column(ratio=1)
         bar.add_column(no_wrap=True)
@@ -163,7 +249,10 @@ class LiveProgress(Progress):
         bar.add_row(ProgressBar(total=max(1, self.total), completed=self.step), counts, Text(clock, style="cyan"))
         columns = Table.grid(padding=(0, 3, 0, 0))
         columns.add_row(*(_column(group, values) for group, values in self.groups().items()))
-        heading = Text(self.title, style="bold", no_wrap=True, overflow="ellipsis")
+        heading = Table.grid(expand=True, padding=(0, 1, 0, 0))
+        heading.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
+        heading.add_column(no_wrap=True, justify="right")
+        heading.add_row(Text(self.title, style="bold", overflow="ellipsis"), Text(self.activity(), style="cyan"))
         return Group(heading, bar, columns) if self.metrics else Group(heading, bar)
 
 
@@ -176,7 +265,7 @@ def _column(group: str, values: Mapping[str, float]) -> Any:
     table.add_column(no_wrap=True, justify="right", min_width=8)
     table.add_row(Text(group, style="dim"), "")
     for name, value in list(values.items())[:MAX_ROWS]:
-        table.add_row(Text(short(group, name)), Text(number(value), style="green"))
+        table.add_row(Text(name), Text(number(value), style="green"))
     if len(values) > MAX_ROWS:
         table.add_row(Text(f"and {len(values) - MAX_ROWS} more", style="dim"), "")
     return table
@@ -240,8 +329,3 @@ def duration(seconds: float | None) -> str:
 
 def percent(step: int, total: int) -> str:
     return f"{min(100, 100 * step // max(1, total))}%"
-
-
-def short(group: str, name: str) -> str:
-    """`policy_loss` under the heading `loss` is `policy`."""
-    return (name.removesuffix("_loss").removeprefix("loss_") or name) if group == "loss" else name

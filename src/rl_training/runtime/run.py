@@ -99,6 +99,7 @@ class TrainingRun:
         self._on_disk: Path | None = None  # the newest checkpoint that is whole
         self._has_best = False
         self._entered = False
+        self.progress: Progress = make_progress(progress, schedule_names=tuple(self.controls.varying))
         self._build()
         try:
             self.callbacks = [*build_callbacks(config.callbacks), *callbacks]
@@ -107,13 +108,13 @@ class TrainingRun:
                 if hasattr(callback, "state_dict"):
                     self.keep(f"{CALLBACK}{i}", callback)
             # What can still be wrong with the input comes before the folder, so that none is left behind.
-            self.progress: Progress = make_progress(progress, schedule_names=tuple(self.controls.varying))
             wandb, text = wandb_options(config), config_text(config, self.controls)
             if wandb is not None:
                 import_wandb()
             self.dir = make_run_dir(config, run_suffix, resume)
             self._describe_run(text)
-            self.log = MetricsLog(self.dir, wandb=wandb, schedule_names=set(self.controls.scalars))
+            names = {"schedule_names": self.controls.varying, "hyperparameter_names": self.controls.schedules}
+            self.log = MetricsLog(self.dir, wandb=wandb, **names)
             self.keep("run", self)
         except BaseException:
             self.tasks.close()
@@ -212,6 +213,7 @@ class TrainingRun:
     def advance(self, env_steps: int) -> None:
         """Move the clock. Every schedule takes effect here, and only here."""
         self.step += env_steps
+        self.progress.step = self.step
         hp = self.algorithm.hp = self.controls.at(self.step)
         for runner in self.tasks.runners:
             if runner.normalizer is not None and hasattr(hp, "gamma"):
@@ -263,15 +265,16 @@ class TrainingRun:
     def evaluate(self) -> None:
         """Evaluate the policy as it is now; the best so far is saved as `checkpoints/best`."""
         started = time.perf_counter()
-        result = evaluate(self.players, self.config, stopped=lambda: self.interrupted)
+        with self.progress.phases.during("evaluating"):
+            result = evaluate(self.players, self.config, stopped=lambda: self.interrupted)
         if result is None:
             return
         self._clock_zero += time.perf_counter() - started  # steps_per_second is the speed of training
         self.metrics |= result | self._current()
         self.evaluations, self._evaluated = self.evaluations + 1, self.step
         self.log.write(self._current() | result)
+        self.progress.update(self.step, self.metrics, line=False)
         self.progress.message(f"evaluation at step {self.step:,}: {describe_evaluation(result)}")
-        self.progress.update(self.step)
         if result["eval_return_mean"] > self.best_eval or not self._has_best:  # a resumed run has none of its own yet
             self.best_eval = max(self.best_eval, result["eval_return_mean"])
             self._write(self.dir / "checkpoints" / "best", left_out=self.not_in_best, wait=False)
@@ -288,7 +291,8 @@ class TrainingRun:
 
         Without `wait` the path may not be there yet when this returns; what goes wrong is raised by the next save.
         """
-        self.saver.wait()
+        with self.progress.phases.during("saving"):
+            self.saver.wait()
         folder = self.dir / "checkpoints"
         path = folder / step_dir_name(self.step)
 
@@ -311,7 +315,8 @@ class TrainingRun:
             then()
 
         parts = {name: part for name, part in self.parts.items() if name not in left_out}
-        self.saver.save(parts, write, wait=wait)
+        with self.progress.phases.during("saving"):
+            self.saver.save(parts, write, wait=wait)
 
     def _info(self) -> dict[str, Any]:
         return {
@@ -348,7 +353,8 @@ class TrainingRun:
         self._log()
         if not self.interrupted and self._evaluated != self.step:
             self.evaluate()
-        self.saver.wait()
+        with self.progress.phases.during("saving"):
+            self.saver.wait()
         result = TrainResult(self.dir, path, dict(self.metrics))
         status = f"stopped: {self.stop_reason}" if self.stop_reason else "finished"
         update_metadata(self.dir, status=status, global_step=self.step)

@@ -22,8 +22,8 @@ from rl_training.runtime.amounts import Amount, Duration, fraction, length_of, p
 class Warmup(Options):
     """Approach the schedule from `from`: value = from + (value - from) * min((s + 1) / steps, 1)."""
 
-    steps: Amount = Field(description="env steps, or per cent of the horizon")
-    from_: Float = Field(0.0, alias="from", description="value to start from")
+    steps: Amount = Field(description="length in env steps, or per cent of the horizon")
+    from_: Float = Field(0.0, alias="from", description="value at the start of the warm-up")
 
 
 def _warmup(value: Any) -> Any:
@@ -35,8 +35,8 @@ class Schedule(Options):
 
     needs: ClassVar[str | None] = None  # what a bare word lacks, for the error
 
-    duration: Duration | None = Field(None, description="how long it runs before holding its last value; default: all")
-    warmup: Annotated[Warmup, BeforeValidator(_warmup)] | None = Field(None, description="approach from another value")
+    duration: Duration | None = Field(None, description="length; then the last value holds; default: whole horizon")
+    warmup: Annotated[Warmup, BeforeValidator(_warmup)] | None = Field(None, description="ramp up from another value")
 
     def at(self, step: int, horizon: int) -> float:
         """The value in force at env step `step` of a run planned for `horizon` env steps."""
@@ -67,7 +67,7 @@ class Schedule(Options):
 
 class Constant(Schedule):
     kind: Literal["constant"] = "constant"
-    start: Float = Field(description="the value")
+    start: Float = Field(description="the constant value")
 
     def value(self, s: int, length: int) -> float:
         return self.start
@@ -144,9 +144,9 @@ class Steps(Schedule):
     kind: Literal["step"] = "step"
     needs: ClassVar[str | None] = "milestones: [50%, 75%] or every: 10%"
     start: Float = Field(description="value before the first drop; default: the fixed value")
-    factor: Float = Field(0.1, ge=0, description="what each drop multiplies the value by")
-    milestones: list[Amount] | None = Field(None, min_length=1, description="when to drop")
-    every: Duration | None = Field(None, description="drop each time this much has passed")
+    factor: Float = Field(0.1, ge=0, description="factor that each drop multiplies the value by")
+    milestones: list[Amount] | None = Field(None, min_length=1, description="steps or per cent at which it drops")
+    every: Duration | None = Field(None, description="interval between drops, in env steps or per cent")
 
     @model_validator(mode="after")
     def _one_rule(self) -> Steps:
@@ -175,9 +175,9 @@ class Steps(Schedule):
 class Piecewise(Schedule):
     kind: Literal["piecewise"] = "piecewise"
     needs: ClassVar[str | None] = "points: [[0, 1.0], [50%, 0.5], [100%, 0.25]]"
-    points: list[tuple[Amount, Float]] = Field(min_length=1, description="[when, value] in order of time")
+    points: list[tuple[Amount, Float]] = Field(min_length=1, description="[when, value] pairs in order of time")
     interpolation: Literal["linear", "hold"] = Field(
-        "linear", description="between points: a line, or the value before"
+        "linear", description="between points: linear, or hold the previous value"
     )
 
     def value(self, s: int, length: int) -> float:
@@ -215,11 +215,11 @@ class Cyclic(Schedule):
 
     kind: Literal["cyclic"] = "cyclic"
     needs: ClassVar[str | None] = "period: 10%"
-    start: Float = Field(description="value at the edges of a period; default: the fixed value")
+    start: Float = Field(description="value at the start and end of a period; default: the fixed value")
     end: Float = Field(0.0, description="value in the middle of the first period")
-    period: Duration = Field(description="env steps, or per cent of the horizon")
-    shape: Literal["triangle", "cosine"] = Field("triangle", description="how it goes there and back")
-    decay: Float = Field(1.0, ge=0, le=1, description="what the swing is multiplied by after each period")
+    period: Duration = Field(description="length in env steps, or per cent of the horizon")
+    shape: Literal["triangle", "cosine"] = Field("triangle", description="triangle wave or cosine wave")
+    decay: Float = Field(1.0, ge=0, le=1, description="factor that the amplitude is multiplied by after each period")
 
     def value(self, s: int, length: int) -> float:
         cycle, place = divmod(s, length_of(self.period, length))
@@ -239,7 +239,7 @@ class Sequence(Schedule):
 
     kind: Literal["sequence"] = "sequence"
     needs: ClassVar[str | None] = "segments: [{kind: linear, end: 0.1, duration: 50%}, {kind: constant}]"
-    segments: list[Any] = Field(min_length=1, description="schedules; all but the last with a duration")
+    segments: list[Any] = Field(min_length=1, description="schedules in order; all but the last need a duration")
 
     @model_validator(mode="after")
     def _durations(self) -> Sequence:
