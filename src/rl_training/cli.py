@@ -414,9 +414,12 @@ def _command(*words: Any) -> str:
 
 def _imports_a_module(run_dir: Path) -> bool:
     """Whether an env_id of the run has the form module:id."""
-    from rl_training.config import read_document
+    from rl_training.config import InputError, read_document
 
-    env_id = read_document((run_dir / "config.yaml").read_text(encoding="utf-8"), "config.yaml").data["env_id"]
+    try:
+        env_id = read_document((run_dir / "config.yaml").read_text(encoding="utf-8"), "config.yaml").data["env_id"]
+    except (OSError, InputError, KeyError):  # a hint to the user is no reason to fail
+        return False
     return any(":" in name for name in ([env_id] if isinstance(env_id, str) else env_id))
 
 
