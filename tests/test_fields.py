@@ -9,10 +9,10 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from conftest import TINY
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary
-from naive_replay import stream
 
+from conftest import TINY
+from naive_replay import stream
 from rl_training import ALGORITHMS
 from rl_training.algorithms import replay_based
 from rl_training.config import InputError

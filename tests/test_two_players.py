@@ -6,6 +6,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
+from envs_for_tests import noted
 from rl_training import evaluate_checkpoint, load_policy, train
 from rl_training.envs.factory import make_envs
 from rl_training.envs.runner import EnvRunner
@@ -61,9 +62,10 @@ def says_one_at(*moments):
 
 def test_the_return_is_that_of_who_moves_first():
     runner, act = make_runner(), says_one_at(1, 2, None)
+    episodes = noted(runner)
     rewards = [runner.step(act)["reward"].copy() for _ in range(5)]
     assert np.array(rewards).sum(0).tolist() == [1.0, 1.0, 1.0]  # each for who had just moved
-    finished = [(episode.env, episode.length, episode.episode_return) for episode in runner.take_finished()]
+    finished = [(episode.env, episode.length, episode.episode_return) for episode in episodes]
     assert finished == [(0, 1, 1.0), (1, 2, -1.0), (2, 5, 1.0)]
     assert list(runner.recent_returns) == [1.0, -1.0, 1.0]
 

@@ -52,8 +52,8 @@ class Replay:
         scaling: Scaling | None = None,
         device: torch.device | None = None,
     ) -> None:
-        """fields: what every step holds; None: what the first one does. device: where observations are kept as well, and drawn as tensors; for each draw only indices travel there.
-        Scaled ones are kept here alone."""
+        """fields: what every step holds; None: what the first one does. device: where observations are kept as well,
+        and drawn as tensors; for each draw only indices travel there. Scaled ones are kept here alone."""
         self.fields = fields
         self.num_envs, self.stack, self.scaling, self.device = num_envs, frame_stack, scaling, device
         self.rows, self.ring = ring_rows(capacity, num_envs, frame_stack)
@@ -379,7 +379,11 @@ def ring_rows(capacity: int, num_envs: int, frame_stack: int) -> tuple[int, int]
 
 def stored_obs(fields: Fields, frame_stack: int) -> Any:
     """The fields of a row's observation: of stacked frames only the newest."""
-    return tree_map(lambda field: field._replace(shape=field.shape[1:]), fields["obs"]) if frame_stack > 1 else fields["obs"]
+    return (
+        tree_map(lambda field: field._replace(shape=field.shape[1:]), fields["obs"])
+        if frame_stack > 1
+        else fields["obs"]
+    )
 
 
 def replay_bytes(

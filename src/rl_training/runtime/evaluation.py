@@ -100,7 +100,7 @@ def _returns(
             if stopped():
                 return None
             runner.step(player.act, explore=False)
-            for env, episode_return, _ in runner.take_finished():
+            for env, episode_return, _ in runner.finished:
                 if owed[env]:
                     owed[env] -= 1
                     returns.append(episode_return)
