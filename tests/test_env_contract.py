@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 import sys
 import types
+from collections import deque
 from functools import partial
+from typing import NamedTuple
 
 import gymnasium as gym
 import numpy as np
@@ -27,7 +29,7 @@ from rl_training.envs.factory import (
     registered,
     split_env_kwargs,
 )
-from rl_training.envs.runner import EnvRunner, FinishedEpisode, action_map
+from rl_training.envs.runner import RECENT, EnvRunner, FinishedEpisode, action_map
 from rl_training.envs.spaces import model_space
 from rl_training.types import Decision
 
@@ -153,6 +155,36 @@ def test_memory_is_zero_where_an_episode_begins(backend):
                 live[env].append(seen[env][-1])
     assert live[0][:6] == [(0, 0), (1, 1), (2, 2)] * 2
     assert live[1][:6] == [(0, 0), (1, 1)] * 3
+
+
+class Hidden(NamedTuple):
+    h: np.ndarray
+
+
+@pytest.mark.parametrize(
+    ("memory", "message"),
+    [
+        (Hidden(np.zeros((2, 3))), "a memory of type Hidden: it should be a dict of arrays"),
+        ((np.zeros((2, 3)),), "a memory of type tuple: it should be a dict of arrays"),
+        (np.zeros((2, 3)), "a memory of type ndarray: it should be a dict of arrays"),
+        ({"h": [0, 0]}, "memory 'h' should be an array with 2 rows.*list"),
+        ({"h": np.zeros((3, 2))}, r"memory 'h' should be an array with 2 rows.*\(3, 2\)"),
+    ],
+    ids=["namedtuple", "tuple", "array", "list", "rows"],
+)
+def test_memory_is_a_dict_of_arrays(memory, message):
+    """Anything else could not be given back by a checkpoint as it was."""
+    runner = EnvRunner(BACKENDS["sync"](counters("terminated")), seed=0)
+    with pytest.raises(InputError, match=message):
+        runner.step(lambda obs, before, *, explore, rng: Decision(np.zeros(2, np.int64), memory, {}))
+
+
+def test_a_runner_keeps_no_more_episodes_than_it_shows():
+    runner = EnvRunner(BACKENDS["sync"](counters("terminated")), seed=0)
+    for _ in range(400):
+        runner.step(act)
+    held = [value for value in vars(runner).values() if isinstance(value, list | deque)]
+    assert max(map(len, held)) <= RECENT
 
 
 @pytest.mark.parametrize("backend", ["sync", "same_step", "next_step", "disabled", "async"])

@@ -33,10 +33,16 @@ class Verbs(TyperGroup):
             from rl_training.runtime.metrics import TrainingDiverged
 
             if isinstance(error, InputError):
-                _exit("\n".join(f"error: {line}" for line in str(error).splitlines()), 2)
+                _exit("\n".join(f"error: {line}" for line in str(error).splitlines()) + _trace(error), 2)
             if isinstance(error, TrainingDiverged):
                 _exit(f"error: {error}", 1)
             raise
+
+
+def _trace(error: Exception) -> str:
+    """What an environment raised, where it did: its author needs to see where."""
+    trace = getattr(error, "trace", "")
+    return f"\n\n{trace.rstrip()}" if trace else ""
 
 
 def _exit(message: str, code: int) -> NoReturn:

@@ -108,7 +108,7 @@ class EnvRunner:
         self.obs, next_obs = self._learned_obs(result)
         self._raw, step["next_obs"] = result.obs, result.next_obs if self.raw_steps else next_obs
         self.first = result.first
-        self.memory = checked_memory(decision.memory, self.num_envs) if decision.memory else {}
+        self.memory = {} if decision.memory is None else checked_memory(decision.memory, self.num_envs)
         if self.memory and any_true(self.first):
             self.memory = zero_rows(self.memory, self.first)
         if result.live is not None:
