@@ -257,7 +257,9 @@ def algorithms(name: Annotated[str | None, typer.Argument(help="Only this one.",
         if name not in (None, algo):
             continue
         recipe = entry.recipe
-        print(f"{algo}: {recipe.summary}\n  actions       {recipe.actions}\n  observations  {recipe.observations}\n")
+        players = "1, or 2 who move in turns" if recipe.two_players else "1"
+        print(f"{algo}: {recipe.summary}\n  actions       {recipe.actions}\n  observations  {recipe.observations}")
+        print(f"  players       {players}\n")
         for field in fields_of(recipe.hyperparameters).values():
             mark = "~" if field.is_scalar else " "
             print(f"  {mark} {field.name:<22} {default_text(field):<12} {field.bounds:<12} {field.help}")
