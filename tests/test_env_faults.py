@@ -154,6 +154,13 @@ def test_later_steps_are_checked_too(backend: str, fault: str) -> None:
         play(backend, fault=fault, at=25)
 
 
+@pytest.mark.parametrize("fault", ["reward None", "dtype"])
+@pytest.mark.parametrize("backend", ["sync", "async"])
+def test_what_cannot_be_stored_is_named_at_any_time(backend: str, fault: str) -> None:
+    with pytest.raises(EnvironmentFault, match=r"environment 'FaultyForTests-v0'"):
+        play(backend, fault=fault, at=25)
+
+
 @pytest.mark.parametrize("backend", ["sync", "async"])
 @pytest.mark.parametrize("at", [2, 25])
 @pytest.mark.parametrize(

@@ -55,6 +55,7 @@ class Replay:
         """fields: what every step holds; None: what the first one does. device: where observations are kept as well,
         and drawn as tensors; for each draw only indices travel there. Scaled ones are kept here alone."""
         self.fields = fields
+        self._entries: tuple[str, ...] = ()  # of the last step, which were those declared
         self.num_envs, self.stack, self.scaling, self.device = num_envs, frame_stack, scaling, device
         self.rows, self.ring = ring_rows(capacity, num_envs, frame_stack)
         self.added = self.size = 0  # env steps ever seen, and transitions that can be drawn now
@@ -74,7 +75,9 @@ class Replay:
         """Keep one step of every environment, without the dead rows."""
         if self.fields is None:
             self.fields = fields_of(step)
-        check_entries(step, self.fields)
+        if tuple(step) != self._entries:
+            check_entries(step, self.fields)
+            self._entries = tuple(step)
         if self.obs is None:
             check_shapes(step, self.fields, self.num_envs)
             self._allocate(self.fields)

@@ -23,6 +23,7 @@ class Rollout:
     def __init__(self, num_steps: int, num_envs: int, fields: Fields | None = None) -> None:
         """fields: what every step holds; None: what the first one does."""
         self.num_steps, self.num_envs, self.fields = num_steps, num_envs, fields
+        self._entries: tuple[str, ...] = ()  # of the last step, which were those declared
         self.arrays: dict[str, Any] = {}  # [T, N, ...]
         self.batch: Batch = {}  # the same memory as tensors, valid until the rollout is written again
         self._columns: list[tuple[Array, tuple[str, ...]]] = []
@@ -43,7 +44,9 @@ class Rollout:
         """Append the live rows of one step; rows of environments that are full are dropped."""
         if self.fields is None:
             self.fields = fields_of(step)
-        check_entries(step, self.fields)
+        if tuple(step) != self._entries:
+            check_entries(step, self.fields)
+            self._entries = tuple(step)
         if not self._columns:
             check_shapes(step, self.fields, self.num_envs)
             self._allocate(self.fields)

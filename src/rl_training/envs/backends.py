@@ -94,13 +94,19 @@ class SyncEnvs(Envs):
         obs, reward, terminated, truncated = self._buffers[0]
         write = self._write_to(obs)
         ended: list[tuple[int, bool]] = []
-        for index, env in enumerate(self.envs):
-            row, reward[index], term, trunc, info = env.step(action[index])
-            write(index, row)
-            terminated[index] = term
-            truncated[index] = trunc
-            if term or trunc:
-                ended.append((index, info.get("episode_over", True)))
+        index = 0
+        try:
+            for index, env in enumerate(self.envs):
+                row, reward[index], term, trunc, info = env.step(action[index])
+                write(index, row)
+                terminated[index] = term
+                truncated[index] = trunc
+                if term or trunc:
+                    ended.append((index, info.get("episode_over", True)))
+        except InputError:  # `Episodes` name themselves
+            raise
+        except Exception as error:  # what they do not check at every step: a shape, or a reward that is no number
+            raise raised(f"environment {self.env_id!r}, number {index}", "step()", error) from error
         first = terminated | truncated
         next_obs, episode_over = obs, first
         if ended:

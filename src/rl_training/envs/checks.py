@@ -131,15 +131,20 @@ class BatchChecks:
         boxes = {key: part for key, part in self.parts.items() if isinstance(part, spaces.Box)}
         self.floats = [key for key, part in boxes.items() if np.issubdtype(part.dtype, np.floating)]
 
-    def reward_problem(self, reward: Array) -> tuple[int, str] | None:
-        """(environment, what is wrong with its reward); None if nothing is."""
-        if all_finite(reward):
-            return None
-        env = int(np.flatnonzero(~np.isfinite(reward))[0])
-        return env, f"the reward is {reward[env]}"
+    def passes(self, reward: Array, obs: Any) -> bool:
+        """Whether all rewards [N] and observations [N, ...] are good; `problem` then says which is not."""
+        if not all_finite(reward):
+            return False
+        for key in self.floats:
+            if not all_finite(obs[key] if key else obs):
+                return False
+        return not self.counted or all(within(space, obs[key] if key else obs) for key, space in self.counted.items())
 
-    def obs_problem(self, obs: Any) -> tuple[int, str] | None:
-        """(environment, what is wrong with its observation); None if nothing is."""
+    def problem(self, reward: Array, obs: Any) -> tuple[int, str]:
+        """(environment, what is wrong with what it gave) of rewards and observations that do not pass."""
+        if not all_finite(reward):
+            env = int(np.flatnonzero(~np.isfinite(reward))[0])
+            return env, f"the reward is {reward[env]}"
         for key in self.floats:
             value = obs[key] if key else obs
             if not all_finite(value):
@@ -149,7 +154,7 @@ class BatchChecks:
             if not within(space, value):
                 count = space.n if isinstance(space, spaces.Discrete) else space.nvec
                 return self._first(key, value, (value < 0) | (value >= count), "out of range")
-        return None
+        raise AssertionError("nothing is wrong with these")
 
     def _first(self, key: str, value: Array, wrong: Array, how: str) -> tuple[int, str]:
         env = int(np.flatnonzero(wrong.reshape(self.num_envs, -1).any(1))[0])

@@ -14,7 +14,7 @@ from rl_training.envs.checks import EnvironmentFault, observation_problem, raise
 from rl_training.types import State
 
 MAX_ACTIONS = 200_000  # longer histories are dropped: replaying them would take minutes
-CHECKED_STEPS = 20  # of an environment's first ones everything is checked, later ones as a batch: see BatchChecks
+CHECKED_STEPS, CHECKED_RESETS = 20, 5  # the first ones, of which everything is checked; later ones: see BatchChecks
 
 
 def episode_seed(seed: int, index: int, episode: int) -> int:
@@ -55,8 +55,7 @@ class Episodes(gym.Wrapper):
         self.episode = -1
         self._copies = not isinstance(env.action_space, gym.spaces.Discrete)  # arrays may be reused by the caller
         self.actions: list[Any] | None = []  # since the reset; None: too many to keep
-        self._length = 0  # steps since the reset
-        self._unchecked = CHECKED_STEPS
+        self._unchecked, self._unchecked_resets = CHECKED_STEPS, CHECKED_RESETS
 
     @property
     def num_players(self) -> int:
@@ -68,7 +67,7 @@ class Episodes(gym.Wrapper):
         return self._begin(self.episode + 1, options), {}
 
     def _begin(self, episode: int, options: dict[str, Any] | None = None) -> Any:
-        self.episode, self.actions, self._length = episode, [], 0
+        self.episode, self.actions = episode, []
         seed = episode_seed(self.seed, self.index, episode)
         if self.owns_process:
             seed_process(seed)
@@ -78,14 +77,16 @@ class Episodes(gym.Wrapper):
             raise
         except Exception as error:
             raise raised(self._where(), "reset()", error) from error
-        problem = reset_problem(result) or observation_problem(self.observation_space, result[0])
+        problem = reset_problem(result)
+        if self._unchecked_resets and problem is None:
+            self._unchecked_resets -= 1
+            problem = observation_problem(self.observation_space, result[0])
         if problem:
             raise EnvironmentFault(f"{self._where()}: {problem}")
         return result[0]
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         actions = self.actions
-        self._length += 1
         if actions is not None:
             actions.append(action.copy() if self._copies else action)
             if len(actions) > MAX_ACTIONS:
@@ -104,7 +105,8 @@ class Episodes(gym.Wrapper):
         return obs, reward, terminated, truncated, {}
 
     def _where(self) -> str:
-        when = f"step {self._length}" if self._length else "the beginning"
+        steps = f"{len(self.actions)}" if self.actions is not None else f"{MAX_ACTIONS} or later"
+        when = "the beginning" if steps == "0" else f"step {steps}"
         return f"environment {name_of(self.env)}, number {self.index}, at {when} of its episode {self.episode}"
 
     def state(self) -> State:

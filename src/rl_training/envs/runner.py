@@ -18,6 +18,7 @@ from rl_training.envs.normalize import Normalizer
 from rl_training.envs.spaces import any_true, copied, put_rows
 from rl_training.types import Array, BoxActions, Decision, Memory, Observation, Spaces, State, Step
 
+NO_REWARD = np.zeros(0, np.float32)
 RECENT = 100  # finished episodes that `recent_returns` and `recent_lengths` look back on
 
 
@@ -78,7 +79,7 @@ class EnvRunner:
         self._lengths = np.zeros(self.num_envs, np.int64)
         if problem := self._checks.shape_problem(obs):
             raise EnvironmentFault(f"environment {self.envs.env_id!r}: {problem}")
-        self._refuse(self._checks.obs_problem(obs), "reset")
+        self._check_numbers(NO_REWARD, obs, "reset")
         if self.normalizer:
             if self.training:
                 self.normalizer.observe(obs)
@@ -117,20 +118,18 @@ class EnvRunner:
 
     def _check(self, result: EnvStep) -> None:
         """An error where the environments gave what cannot be learned from."""
-        checks = self._checks
         if self._unchecked:
             self._unchecked -= 1
             numbers = {name: getattr(result, name) for name in ("reward", "terminated", "truncated")}
-            if problem := checks.shape_problem(result.obs, **numbers):
+            if problem := self._checks.shape_problem(result.obs, **numbers):
                 raise EnvironmentFault(f"environment {self.envs.env_id!r}: {problem}")
-        self._refuse(checks.reward_problem(result.reward), "step")
-        self._refuse(checks.obs_problem(result.next_obs), "step")
+        self._check_numbers(result.reward, result.next_obs, "step")
         if result.obs is not result.next_obs:
-            self._refuse(checks.obs_problem(result.obs), "reset")
+            self._check_numbers(NO_REWARD, result.obs, "reset")
 
-    def _refuse(self, found: tuple[int, str] | None, call: str) -> None:
-        if found is not None:
-            env, problem = found
+    def _check_numbers(self, reward: Array, obs: Observation, call: str) -> None:
+        if not self._checks.passes(reward, obs):
+            env, problem = self._checks.problem(reward, obs)
             when = f"step {self._lengths[env] + 1} of its episode" if call == "step" else "the beginning of an episode"
             raise EnvironmentFault(f"environment {self.envs.env_id!r}, number {env}, at {when}: {problem}")
 

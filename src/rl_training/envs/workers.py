@@ -32,7 +32,7 @@ class Workers(AsyncVectorEnv):
     """Sub-environments are `Episodes`. `timeout` is how many seconds a step or a reset may take."""
 
     def __init__(self, make: Sequence[Callable[[], gym.Env]], *, env_id: str, timeout: float) -> None:
-        self.env_id, self.timeout = env_id, timeout
+        self.env_id, self.timeout, self._owner = env_id, timeout, os.getpid()
         self._episode = np.full(len(make), -1)  # [N] as far as this process knows; and the steps since its reset [N]
         self._length = np.zeros(len(make), np.int64)
         super().__init__(make, autoreset_mode=AutoresetMode.SAME_STEP, worker=run_worker)
@@ -118,6 +118,8 @@ class Workers(AsyncVectorEnv):
 
     def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
         """Ask all workers to end, and kill those that do not."""
+        if os.getpid() != self._owner:  # a worker of another backend, which was forked later and has a copy of this
+            return
         for pipe in self.parent_pipes:
             if pipe is not None and not pipe.closed:
                 with contextlib.suppress(OSError):  # it has ended already
