@@ -276,6 +276,12 @@ def test_the_last_good_checkpoint_is_named(backend: str, tiny_config: Any, tmp_p
     assert (next((tmp_path / "runs").iterdir()) / "checkpoints" / "step_48").is_dir()
 
 
+def test_a_fault_in_evaluation_says_so(tiny_config: Any) -> None:
+    config = {"env_id": "FaultyForTests-v0", "eval_env_kwargs": {"fault": "nan"}, "total_timesteps": 32}
+    with pytest.raises(EnvironmentFault, match=rf"in evaluation, {WHERE}step 2.*the last good checkpoint is .*step_32"):
+        train(tiny_config("a2c", config), progress="silent")
+
+
 def test_the_command_line_shows_the_environments_own_traceback(tmp_path: Any) -> None:
     config = tmp_path / "config.yaml"
     config.write_text(

@@ -70,6 +70,15 @@ def test_a_wrong_shape_is_an_error(kind: int) -> None:
         holder.add(second | {"logprob": np.zeros((2, 1), np.float32)})
 
 
+def test_a_saved_replay_of_other_entries_is_an_error() -> None:
+    first, *_ = steps()
+    replay = Replay(8, 2, fields_of(first))
+    replay.add(first)
+    other = Replay(8, 2, fields_of(first) | {"value": Field((), np.dtype(np.float32))})
+    with pytest.raises(InputError, match=r"holds action, logprob, .* this one action, logprob, .*value"):
+        other.load_state_dict(replay.state_dict())
+
+
 VECTOR, IMAGES = Box(-1, 1, (5,), np.float32), Box(0, 255, (4, 36, 36), np.uint8)
 MASKED = Dict({"observation": VECTOR, "action_mask": MultiBinary(3)})
 CONTINUOUS = Box(-1, 1, (2,), np.float32)

@@ -358,6 +358,11 @@ class Replay:
         self.added = state["added"]
         if "obs" not in state:
             return
+        if self.fields is not None and state["columns"].keys() != self.fields.keys() - set(NOT_COLUMNS):
+            raise InputError(
+                f"the saved replay holds {', '.join(sorted(state['columns']))}, this one "
+                f"{', '.join(sorted(self.fields.keys() - set(NOT_COLUMNS)))}: resume with the version that saved it"
+            )
         seen, stepped = self._slices(self.cursor + self.under_way), self._slices(self.cursor)
         self.obs = tree_map(lambda parts: self._filled(parts, seen), state["obs"])
         self._copy_there()

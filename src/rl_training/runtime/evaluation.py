@@ -11,6 +11,7 @@ import gymnasium as gym
 
 from rl_training.algorithms.base import Algorithm, MultiTaskAlgorithm
 from rl_training.config import InputError, Task, TrainConfig
+from rl_training.envs.checks import EnvironmentFault
 from rl_training.envs.factory import make_envs, split_env_kwargs
 from rl_training.envs.normalize import Normalizer
 from rl_training.envs.runner import Act, EnvRunner, model_side
@@ -104,6 +105,9 @@ def _returns(
                 if owed[env]:
                     owed[env] -= 1
                     returns.append(episode_return)
+    except EnvironmentFault as fault:
+        fault.args = (f"in evaluation, {fault}",)
+        raise
     finally:
         runner.close()
     return returns

@@ -389,7 +389,8 @@ class TrainingRun:
                 self.progress.message(f"the last checkpoint could not be written: {type(lost).__name__}: {lost}")
 
     def _last_checkpoint(self) -> str:
-        return f"the last good checkpoint is {self.checkpoint_path}" if self.checkpoint_path else "none saved yet"
+        path = self.checkpoint_path
+        return f"the last good checkpoint is {path}" if path else "no checkpoint was saved yet"
 
     def _name_checkpoint(self, error: Exception) -> None:
         """Add to an error, which has its message as its only argument, from where training can go on."""
