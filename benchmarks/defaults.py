@@ -109,7 +109,7 @@ def table(runs: dict[str, dict[str, float]]) -> str:
         HEADING,
         "",
         f"`python benchmarks/defaults.py`: no hyperparameter is given on either side. Mean return of {EPISODES} "
-        f"deterministic episodes after training, for seeds 0 to {SEEDS - 1}; {total:.1f} CPU hours in all, one core per "
+        f"deterministic episodes after training, for seeds 0 to {SEEDS - 1}; {total:.1f} CPU hours in all, one core a "
         "run.",
         "",
         "| algorithm | task | env steps | rl_training | mean | CPU s | Stable-Baselines3 | mean | CPU s |",

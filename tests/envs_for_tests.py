@@ -9,6 +9,19 @@ import numpy as np
 from gymnasium import spaces
 
 
+def noted(runner: Any) -> list[Any]:
+    """A list that grows by every episode which the runner finishes from now on."""
+    found, step = [], runner.step
+
+    def stepping(*args: Any, **kwargs: Any) -> Any:
+        result = step(*args, **kwargs)
+        found.extend(runner.finished)
+        return result
+
+    runner.step = stepping
+    return found
+
+
 class CounterEnv(gym.Env):
     """Counts: obs = (episode, step), reward = 10 * step + action; ends after `length` steps."""
 

@@ -87,6 +87,7 @@ def steps(
     edges = SMALL["num_sampled_actions"] if continuous else int(spaces.action.n)
     make_obs = board if isinstance(spaces.observation, Dict) else vector
     for step in islice(stream(num_envs, seed=seed, make=make_obs, ends=ends, continuous=continuous), count):
+        del step["logprob"]  # what a search does not give
         step["action"] = step["action"] + 1000
         step["policy"] = rng.dirichlet(np.ones(edges), num_envs).astype(np.float32)
         step["root_value"] = rng.standard_normal(num_envs, dtype=np.float32)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
+from envs_for_tests import noted
 from rl_training.config import AtariOptions, Wrappers
 from rl_training.envs.atari import EpisodicLife, preprocess
 from rl_training.envs.backends import LifeCounter, SyncEnvs, VectorEnvs
@@ -50,14 +51,13 @@ def test_vector_emulator_equals_single_games(frame_stack):
     assert fast.spaces == slow.spaces
     assert fast.spaces.observation.shape == ((4, 84, 84) if frame_stack else (84, 84))
     assert np.array_equal(fast.obs, slow.obs)
-    lives_lost = 0
+    lives_lost, games, others = 0, noted(fast), noted(slow)
     for mine, theirs in zip(collect(fast, 260), collect(slow, 260), strict=True):
         assert mine.keys() == theirs.keys()
         for key in mine:
             assert np.array_equal(mine[key], theirs[key]), key
         lives_lost += int(mine["terminated"][0])
-    games = fast.take_finished()
-    assert games == slow.take_finished()
+    assert games == others
     assert len(games) >= 1
     assert lives_lost >= 5, "a game of Breakout has five lives"
 
@@ -65,9 +65,10 @@ def test_vector_emulator_equals_single_games(frame_stack):
 @pytest.mark.parametrize("backend", ["ale", "sync"])
 def test_a_lost_life_ends_the_episode_but_not_the_game(backend):
     runner = make_runner(backend)
+    games = noted(runner)
     steps = collect(runner, 260)
     ends = [t for t, step in enumerate(steps[:-1]) if step["terminated"][0]]
-    game = runner.take_finished()[0]
+    game = games[0]
     lost = [t for t in ends if t < game.length - 1]
     assert len(lost) == 4, "the fifth life is the game"
     assert game.length - 1 in ends
@@ -81,10 +82,11 @@ def test_a_lost_life_ends_the_episode_but_not_the_game(backend):
 @pytest.mark.parametrize("backend", ["ale", "sync"])
 def test_evaluation_plays_whole_games(backend):
     runner = make_runner(backend, training=False)
+    games = noted(runner)
     steps = collect(runner, 260)
     ends = [t for t, step in enumerate(steps) if step["terminated"][0]]
     assert ends
-    assert len(ends) == len(runner.take_finished())
+    assert len(ends) == len(games)
 
 
 def test_lives_zero_is_not_a_lost_life():

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 
+from envs_for_tests import noted
 from rl_training.envs.board_games import (
     ConnectFour,
     TicTacToe,
@@ -479,8 +480,8 @@ def collect(runner, steps):
 @each_setting
 def test_the_runner_plays_them(env_id, kwargs):
     runner = make_runner(env_id, kwargs)
+    finished = noted(runner)
     steps = collect(runner, 150)
-    finished = runner.take_finished()
     assert len(finished) == sum(int(step["terminated"].sum()) for step in steps)
     assert {float(reward) for step in steps for reward in step["reward"]} <= {0.0, 1.0} | ({-1.0} if kwargs else set())
     assert len(finished) > 10

@@ -253,6 +253,7 @@ class Spy:
     def run(self, steps: int, ends: Ends | None = None) -> Spy:
         for step in islice(stream(self.num_envs, ends=ends or Ends(0, 0.1, 0)), steps):
             step["action"] %= 3
+            del step["logprob"]  # DQN declares no extras
             self.replay.add(step)
             self.dqn.learn(self.replay)
             self.gradients.append((self.replay.added, self.dqn.gradient_steps))
@@ -313,6 +314,7 @@ def test_priorities_are_the_errors_of_the_transitions_drawn() -> None:
     replay = dqn.make_replay(2)
     for step in islice(stream(2), 40):
         step["action"] %= 3
+        del step["logprob"]  # DQN declares no extras
         replay.add(step)
     batches, priorities = [], []
     sample, set_priorities = replay.sample, replay.set_priorities

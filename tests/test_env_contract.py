@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 import sys
 import types
+from collections import deque
 from functools import partial
+from typing import NamedTuple
 
 import gymnasium as gym
 import numpy as np
@@ -14,7 +16,7 @@ from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
 import envs_for_tests
-from envs_for_tests import CounterEnv, FakeEnvPool, Structured
+from envs_for_tests import CounterEnv, FakeEnvPool, Structured, noted
 from rl_training.config import InputError, Wrappers
 from rl_training.envs.backends import EnvPoolEnvs, SyncEnvs, VectorEnvs
 from rl_training.envs.episodes import Episodes
@@ -27,7 +29,7 @@ from rl_training.envs.factory import (
     registered,
     split_env_kwargs,
 )
-from rl_training.envs.runner import EnvRunner, FinishedEpisode, action_map
+from rl_training.envs.runner import RECENT, EnvRunner, FinishedEpisode, action_map
 from rl_training.envs.spaces import model_space
 from rl_training.types import Decision
 
@@ -87,6 +89,7 @@ def live_rows(step, env):
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_stream_is_the_same_on_every_backend(backend, ends):
     runner = EnvRunner(BACKENDS[backend](counters(ends)), seed=0)
+    finished = noted(runner)
     streams, firsts, live_steps = ([], []), ([], []), 0
     for _ in range(12):
         step = runner.step(act)
@@ -106,10 +109,8 @@ def test_stream_is_the_same_on_every_backend(backend, ends):
     assert firsts[0][:7] == [True, False, False, True, False, False, True]
     assert firsts[1][:7] == [True, False, True, False, True, False, True]
     assert live_steps == len(streams[0]) + len(streams[1])
-    finished = runner.take_finished()
     assert [e for e in finished if e.env == 0][:2] == [FinishedEpisode(0, 63.0, 3), FinishedEpisode(0, 66.0, 3)]
     assert [e for e in finished if e.env == 1][:2] == [FinishedEpisode(1, 31.0, 2), FinishedEpisode(1, 33.0, 2)]
-    assert runner.take_finished() == []
     assert list(runner.recent_returns) == [e.episode_return for e in finished]
 
 
@@ -141,10 +142,10 @@ def test_memory_is_zero_where_an_episode_begins(backend):
     seen = ([], [])
 
     def counting(obs, memory, *, explore, rng):
-        count, deep = (np.zeros(2, np.int64), {"h": np.zeros((2, 1))}) if memory is None else memory
+        count, h = memory.values() if memory else (np.zeros(2, np.int64), np.zeros((2, 1)))
         for env in (0, 1):
-            seen[env].append((int(count[env]), int(deep["h"][env, 0])))
-        return Decision(np.zeros(2, np.int64), (count + 1, {"h": deep["h"] + 1}), {"count": count})
+            seen[env].append((int(count[env]), int(h[env, 0])))
+        return Decision(np.zeros(2, np.int64), {"count": count + 1, "h": h + 1}, {"count": count})
 
     live = ([], [])
     for _ in range(9):
@@ -154,6 +155,36 @@ def test_memory_is_zero_where_an_episode_begins(backend):
                 live[env].append(seen[env][-1])
     assert live[0][:6] == [(0, 0), (1, 1), (2, 2)] * 2
     assert live[1][:6] == [(0, 0), (1, 1)] * 3
+
+
+class Hidden(NamedTuple):
+    h: np.ndarray
+
+
+@pytest.mark.parametrize(
+    ("memory", "message"),
+    [
+        (Hidden(np.zeros((2, 3))), "a memory of type Hidden: it should be a dict of arrays"),
+        ((np.zeros((2, 3)),), "a memory of type tuple: it should be a dict of arrays"),
+        (np.zeros((2, 3)), "a memory of type ndarray: it should be a dict of arrays"),
+        ({"h": [0, 0]}, "memory 'h' should be an array with 2 rows.*list"),
+        ({"h": np.zeros((3, 2))}, r"memory 'h' should be an array with 2 rows.*\(3, 2\)"),
+    ],
+    ids=["namedtuple", "tuple", "array", "list", "rows"],
+)
+def test_memory_is_a_dict_of_arrays(memory, message):
+    """Anything else could not be given back by a checkpoint as it was."""
+    runner = EnvRunner(BACKENDS["sync"](counters("terminated")), seed=0)
+    with pytest.raises(InputError, match=message):
+        runner.step(lambda obs, before, *, explore, rng: Decision(np.zeros(2, np.int64), memory, {}))
+
+
+def test_a_runner_keeps_no_more_episodes_than_it_shows():
+    runner = EnvRunner(BACKENDS["sync"](counters("terminated")), seed=0)
+    for _ in range(400):
+        runner.step(act)
+    held = [value for value in vars(runner).values() if isinstance(value, list | deque)]
+    assert max(map(len, held)) <= RECENT
 
 
 @pytest.mark.parametrize("backend", ["sync", "same_step", "next_step", "disabled", "async"])
@@ -278,7 +309,7 @@ def test_an_action_that_lasts_is_several_steps_of_the_environment():
     for action in (0, 1):
         step = runner.step(constant([action] * VECTOR_PAYS_FROM))
     assert step["truncated"][0], "the limit counts the agent's steps"
-    assert runner.take_finished()[0][1:] == (12, 4)
+    assert runner.finished[0][1:] == (12, 4)
 
 
 def test_an_action_lasts_no_longer_than_its_episode():
@@ -313,8 +344,9 @@ def test_where_actions_cannot_last(env_id, kwargs, message, monkeypatch):
 def test_reward_clipping_leaves_the_books_raw():
     envs = BACKENDS["sync"](counters("terminated"))
     runner = EnvRunner(envs, seed=0, clip_reward=True)
+    finished = noted(runner)
     assert [runner.step(act)["reward"].tolist() for _ in range(3)] == [[1.0, 1.0]] * 3
-    assert runner.take_finished() == [FinishedEpisode(1, 31.0, 2), FinishedEpisode(0, 63.0, 3)]
+    assert finished == [FinishedEpisode(1, 31.0, 2), FinishedEpisode(0, 63.0, 3)]
     evaluation = EnvRunner(BACKENDS["sync"](counters("terminated")), seed=0, clip_reward=True, training=False)
     assert evaluation.step(act)["reward"].tolist() == [10.0, 10.0]
 
@@ -377,14 +409,14 @@ def test_automatic_backend():
 def test_cartpole_vector_time_limit_and_contract():
     kwargs = {"backend": "vector", "wrappers": {"time_limit": 4}}
     runner = EnvRunner(make_envs("CartPole-v1", num_envs=3, seed=0, env_kwargs=kwargs, training=True), seed=0)
-    lives = []
+    lives, finished = [], noted(runner)
     for _ in range(10):
         step = runner.step(constant([0, 1, 0]))
         lives.append(runner.live_steps)
         if "live" not in step:
             assert step["reward"].tolist() == [1.0, 1.0, 1.0]
     assert lives == [3, 3, 3, 3, 0, 3, 3, 3, 3, 0]
-    assert runner.take_finished() == [FinishedEpisode(i, 4.0, 4) for i in range(3)] * 2
+    assert finished == [FinishedEpisode(i, 4.0, 4) for i in range(3)] * 2
 
 
 def test_envpool_is_made_with_our_options(monkeypatch):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from envs_for_tests import RandomWalk
+from envs_for_tests import RandomWalk, noted
 from rl_training.envs import episodes
 from rl_training.envs.factory import make_envs
 from rl_training.envs.normalize import Normalizer
@@ -41,8 +41,8 @@ def random_act(space):
             action = rng.integers(space.n, size=2)
         else:
             action = rng.normal(size=(2, *space.shape)).astype(np.float32)
-        memory = (np.zeros((2, 1)), {"n": np.zeros(2)}) if memory is None else memory
-        return Decision(action, (memory[0] + 1, {"n": memory[1]["n"] + 2}), {"age": memory[0].copy()})
+        memory = memory or {"h": np.zeros((2, 1)), "n": np.zeros(2)}
+        return Decision(action, {"h": memory["h"] + 1, "n": memory["n"] + 2}, {"age": memory["h"].copy()})
 
     return act
 
@@ -65,19 +65,19 @@ def test_a_restored_runner_continues_bit_for_bit(case, tmp_path, monkeypatch):
     env_id, kwargs, steps = CASES[case]
     runner = make_runner(env_id, kwargs)
     collect(runner, steps)
-    runner.take_finished()
     state = runner.state_dict()
+    finished = noted(runner)
     uninterrupted = collect(runner, steps)
-    finished = runner.take_finished()
     returns = list(runner.recent_returns)
     runner.close()
 
     restored = make_runner(env_id, kwargs, seed=99)
     restored.load_state_dict(state)
     assert restored.not_restored == []
+    again = noted(restored)
     assert_same(collect(restored, steps), uninterrupted)
     assert list(restored.recent_returns) == returns
-    assert restored.take_finished() == finished
+    assert again == finished
     restored.close()
 
 
@@ -103,7 +103,7 @@ def test_an_environment_that_cannot_be_replayed_is_named_and_begins_anew(backend
     restored.load_state_dict(state)
     assert restored.not_restored == [0, 1]
     assert restored.first.all()
-    assert not restored.memory[0].any()
+    assert not restored.memory["h"].any()
     assert not np.array_equal(restored.obs, state["obs"])
     assert np.array_equal(restored.obs, restored.envs.obs)
     assert collect(restored, 1)[0]["first"].all()

@@ -12,7 +12,10 @@ import torch
 from gymnasium.spaces import Box, Discrete
 
 from naive_planning import BOARD, PLAIN, SMALL, TORQUE, Diary, board, make, steps, stir
+from naive_search import Found, Leaf, World, naive_search
+from rl_training.algorithms.gumbel_muzero import GumbelMuZero
 from rl_training.algorithms.planner import Plan, Planner
+from rl_training.ops.search import Knobs
 from rl_training.types import Array, Spaces
 
 ALGOS = ("muzero", "gumbel_muzero", "efficientzero")
@@ -436,6 +439,51 @@ def test_two_players_see_each_others_values() -> None:
             leaf = planned.model.recurrent(root.state, torch.from_numpy(plan.action))
         expected = (root.value + leaf.reward + sign * 0.9 * leaf.value) / 2
         np.testing.assert_allclose(plan.value, expected, atol=1e-5)
+
+
+def by_naive_search(algorithm: Any, obs: dict[str, Array], *, known: bool) -> list[Found]:
+    """Searches of boards by the algorithm's model, one by one; `known`: outcomes are known to lie between -1 and 1."""
+    model, hp = algorithm.model, algorithm.hp
+    gumbel = isinstance(algorithm, GumbelMuZero)
+    numbers = Knobs(c_visit=hp.c_visit, c_scale=hp.c_scale) if gumbel else Knobs(hp.pb_c_init, hp.pb_c_base)
+    numbers = numbers._replace(low=-1.0, high=1.0) if known else numbers
+
+    def leaf(output: Any, reward: float) -> Leaf:
+        return Leaf(output.policy[0].numpy(), output.value.item(), reward, -hp.gamma)
+
+    @torch.no_grad()
+    def follow(state: Any, action: int) -> tuple[Any, Leaf]:
+        output = model.recurrent(state, torch.tensor([action]))
+        return output.state, leaf(output, output.reward.item())
+
+    found = []
+    for row in range(len(obs["action_mask"])):
+        with torch.no_grad():
+            root = model.initial({key: torch.from_numpy(x[row : row + 1]) for key, x in obs.items()})
+        world = World(follow, root.state, leaf(root, 0.0))
+        name, legal = "GUMBEL_TREE" if gumbel else "MUZERO", obs["action_mask"][row]
+        found.append(naive_search(name, world, num_simulations=12, knobs=numbers, legal=legal))
+    return found
+
+
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("algo", ["muzero", "gumbel_muzero"])
+def test_games_are_searched_with_their_known_bounds(algo: str, fused: bool) -> None:
+    algorithm, obs = make(algo, BOARD, **TERNARY), boards(40)
+    assert algorithm.planner.fusable
+    plan = quiet_plan(algorithm, obs, None if fused else slow_planner(algorithm))
+    known, unknown = (by_naive_search(algorithm, obs, known=known) for known in (True, False))
+    clear = [row for row, found in enumerate(known) if found.margin > 1e-4]
+    assert len(clear) > 30
+    for row in clear:
+        assert plan.visits[row].tolist() == known[row].visits
+        if algo == "gumbel_muzero":
+            np.testing.assert_allclose(plan.policy[row], known[row].target, atol=1e-3)
+    outcome = "target" if algo == "gumbel_muzero" else "visits"
+    others = sum(
+        not np.allclose(getattr(known[row], outcome), getattr(unknown[row], outcome), atol=1e-2) for row in clear
+    )
+    assert others > 10, "a search that finds its bounds by itself comes to something else"
 
 
 def test_stirred_models_differ_from_their_targets() -> None:

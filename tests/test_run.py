@@ -21,9 +21,9 @@ from rl_training.config import InputError
 from rl_training.envs.tasks import clips_reward
 from rl_training.runtime import evaluation
 from rl_training.runtime import run as run_module
-from rl_training.runtime.a2c_trainer import train_a2c
+from rl_training.runtime.a2c_trainer import A2C_RECIPE, train_a2c
 from rl_training.runtime.checkpoints import load_checkpoint
-from rl_training.runtime.randomness import STREAMS, seed_of, untouched_global_state
+from rl_training.runtime.randomness import STREAMS, own_global_state, seed_of
 from rl_training.runtime.setup import pick_device, quick_kernels, wandb_options
 from rl_training.types import Spaces
 from test_checkpoint_workflows import stop_at, wait_for
@@ -66,9 +66,19 @@ def test_evaluating_leaves_the_global_generators_alone(dicey, tiny_config):
 
 
 def test_global_generators_are_saved_and_restored(dicey):
-    with untouched_global_state():
-        inside = (random.random(), np.random.random(), torch.rand(()).item())
-    assert (random.random(), np.random.random(), torch.rand(()).item()) == inside
+    def draw():
+        return random.random(), np.random.random(), torch.rand(()).item()
+
+    inside = []
+    for _ in range(2):
+        with own_global_state(5):
+            inside.append(draw())
+    after = draw()
+    random.seed(1)
+    np.random.seed(1)
+    torch.manual_seed(1)
+    assert after == draw()
+    assert inside[0] == inside[1] != after
 
 
 def test_a_resume_goes_on_with_the_global_generators(dicey, tiny_config):
@@ -143,6 +153,29 @@ def test_a_run_leaves_the_process_as_it_was(tiny_config):
     assert torch.get_num_threads() == 2
     assert closed == [None]
     torch.set_num_threads(1)
+
+
+def refuse(run):
+    raise InputError("refused")
+
+
+@pytest.mark.parametrize(
+    ("config", "options"),
+    [({}, {"run_suffix": "../x"}), ({}, {"prepare": refuse}), ({"env_id": "TicTacToe-v0"}, {})],
+    ids=["folder", "loop", "environment"],
+)
+def test_a_run_that_cannot_begin_leaves_the_process_as_it_was(config, options, tiny_config):
+    torch.set_num_threads(2)
+    closed = []
+    with pytest.MonkeyPatch.context() as patch:
+        close = run_module.EnvRunner.close
+        patch.setattr(run_module.EnvRunner, "close", lambda runner: closed.append(close(runner)))
+        with pytest.raises(InputError):
+            run_module.TrainingRun(tiny_config("a2c", config), A2C_RECIPE, progress="silent", **options)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    assert threads == 2
+    assert closed == [None]
 
 
 def test_building_a_model_draws_nothing_from_torchs_generator(tiny_config):

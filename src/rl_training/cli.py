@@ -35,10 +35,16 @@ class Verbs(TyperGroup):
             from rl_training.runtime.metrics import TrainingDiverged
 
             if isinstance(error, InputError):
-                _exit("\n".join(f"error: {line}" for line in str(error).splitlines()), 2)
+                _exit("\n".join(f"error: {line}" for line in str(error).splitlines()) + _trace(error), 2)
             if isinstance(error, TrainingDiverged):
                 _exit(f"error: {error}", 1)
             raise
+
+
+def _trace(error: Exception) -> str:
+    """What an environment raised, where it did: its author needs to see where."""
+    trace = getattr(error, "trace", "")
+    return f"\n\n{trace.rstrip()}" if trace else ""
 
 
 def _exit(message: str, code: int) -> NoReturn:
@@ -292,7 +298,9 @@ def algorithms(name: Annotated[str | None, typer.Argument(help="One algorithm.",
         if name not in (None, algo):
             continue
         recipe = entry.recipe
-        print(f"{algo}: {recipe.summary}\n  actions       {recipe.actions}\n  observations  {recipe.observations}\n")
+        players = "1, or 2 who move in turns" if recipe.two_players else "1"
+        print(f"{algo}: {recipe.summary}\n  actions       {recipe.actions}\n  observations  {recipe.observations}")
+        print(f"  players       {players}\n")
         fields = fields_of(recipe.hyperparameters).values()
         width = max(len(field.name) for field in fields)
         for field in fields:

@@ -105,10 +105,13 @@ Backend = Literal["auto", "sync", "async", "vector", "ale", "envpool"]
 
 
 class EnvOptions(Options):
-    """The two keys of `env_kwargs` that are ours; all others go to `gymnasium.make`."""
+    """The keys of `env_kwargs` that are ours; all others go to `gymnasium.make`."""
 
     backend: Backend = Field("auto", description="how environments are stepped; auto: the fastest suitable backend")
     wrappers: Wrappers = Field(default_factory=Wrappers, description="preprocessing, see the table of wrappers")
+    env_timeout: Float = Field(
+        600.0, gt=0, description="backend async: seconds after which an environment that does not answer is an error"
+    )
 
 
 def raises_config_errors(config: C) -> C:

@@ -20,6 +20,7 @@ Batch: TypeAlias = dict[str, Any]  # rollout [T, N, ...], transitions [B, ...], 
 BoxActions: TypeAlias = Literal["clip", "scale"]  # what a policy means by a Box action: see EnvRunner
 Metrics: TypeAlias = dict[str, float]
 Reports: TypeAlias = Mapping[str, float] | Mapping[str, list[Tensor]]  # of updates: means, or each one's on the device
+Memory: TypeAlias = dict[str, np.ndarray]  # recurrent state, arrays [N, ...]; empty where there is none
 State: TypeAlias = dict[str, Any]  # for checkpoints: nested dicts and lists of tensors, arrays, plain scalars
 
 
@@ -27,8 +28,18 @@ class Decision(NamedTuple):
     """What `act` returns."""
 
     action: Array  # [N, ...] in model space; EnvRunner maps it to the environment's own
-    memory: Any  # recurrent state, handed back at the next step; None for memoryless policies
+    memory: Memory | None  # handed back at the next step, zero where an episode begins; None for memoryless policies
     extras: dict[str, Array]  # stored with the step: logprob, value | policy, root_value | ...
+
+
+class Field(NamedTuple):
+    """One declared entry of a step: what each environment's row of it is."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+
+
+Fields: TypeAlias = dict[str, Any]  # by name: a Field, or for a Dict observation a dict of them
 
 
 @dataclass(frozen=True)

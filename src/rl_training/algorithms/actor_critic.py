@@ -12,12 +12,13 @@ from torch import Tensor
 from rl_training.algorithms.base import Tunable, scalar, setting
 from rl_training.algorithms.optim import Adam, FlatParameters, MeanMetrics, Optimizer
 from rl_training.data.batch import flatten, to_device
+from rl_training.data.fields import NUMBER
 from rl_training.data.rollout import Rollout
 from rl_training.models.acting import make_forward
 from rl_training.models.actor_critic import ActorCritic
 from rl_training.ops.distributions import Distribution
 from rl_training.ops.returns import gae
-from rl_training.types import Batch, Decision, Observation, Spaces, State
+from rl_training.types import Batch, Decision, Field, Observation, Spaces, State
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -76,6 +77,9 @@ class ActorCriticAlgorithm(Tunable):
         if isinstance(action, Tensor):
             action, logprob = action.numpy(), logprob.numpy()
         return Decision(action, memory, {"logprob": logprob, "value": value[:, 0]})
+
+    def extra_fields(self) -> dict[str, Field]:
+        return {"logprob": NUMBER, "value": NUMBER}
 
     def learning_batch(self, rollout: Rollout, metrics: MeanMetrics) -> Batch:
         """The rollout as a flat batch on the device, with `advantage` and the value's `target`."""

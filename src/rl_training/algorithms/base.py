@@ -11,7 +11,7 @@ import numpy as np
 
 from rl_training.data.replay import Replay
 from rl_training.data.rollout import Rollout
-from rl_training.types import Decision, Metrics, Observation, Reports, State
+from rl_training.types import Decision, Field, Metrics, Observation, Reports, State
 
 T = TypeVar("T")
 
@@ -64,6 +64,10 @@ class Algorithm(Protocol):
 
 
 class OnPolicyAlgorithm(Algorithm, Protocol):
+    def extra_fields(self) -> dict[str, Field]:
+        """The extras of `act`, which every step holds."""
+        ...
+
     def update(self, rollout: Rollout) -> Metrics:
         """Learn from one rollout [T, N, ...]."""
         ...

@@ -23,10 +23,11 @@ from rl_training.algorithms.planner import Plan, Planner
 from rl_training.algorithms.replay_based import CAPACITY, ReplayAlgorithm, ReplayHyperparameters
 from rl_training.config import InputError
 from rl_training.data.batch import to_device, tree_map
+from rl_training.data.fields import NUMBER
 from rl_training.data.replay import Replay
 from rl_training.models.muzero import MuZeroModel, PlanningModel
 from rl_training.ops.returns import bootstrap_after, n_step_sum
-from rl_training.types import Array, Batch, Decision, Observation, Spaces, State
+from rl_training.types import Array, Batch, Decision, Field, Observation, Spaces, State
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -162,6 +163,13 @@ class PlanningAlgorithm(ReplayAlgorithm):
         if plan.candidates is not None:
             extras["candidates"] = plan.candidates
         return Decision(plan.action, memory, extras)
+
+    def extra_fields(self) -> dict[str, Field]:
+        actions, shape = self.planner.num_actions, self.planner.action_shape
+        fields = {"policy": Field((actions,), np.dtype(np.float32)), "root_value": NUMBER}
+        if shape is not None:
+            fields["candidates"] = Field((actions, math.prod(shape)), np.dtype(np.float32))
+        return fields
 
     def warm_up(self, obs: Observation, memory: Any, *, explore: bool, rng: np.random.Generator) -> Decision:
         """A search of a model that knows nothing is random enough, and comes with targets."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,12 +15,12 @@ from torch import Tensor
 from rl_training.algorithms.base import Tunable, scalar, setting
 from rl_training.config import InputError
 from rl_training.data.batch import to_device
+from rl_training.data.fields import step_fields
 from rl_training.data.memory import usable_memory
-from rl_training.data.replay import Replay
-from rl_training.types import Batch, Decision, Observation, Spaces, State
+from rl_training.data.replay import Replay, replay_bytes
+from rl_training.types import Batch, Decision, Field, Observation, Spaces, State
 
 CAPACITY = "replay buffer size in env steps; an episode's end takes 1 extra entry (frame_stack if stacked)"
-EXTRA_BYTES = 8  # of a step: the reward and three flags
 
 
 def annealing() -> dict[str, Any]:
@@ -56,20 +55,24 @@ class ReplayAlgorithm(Tunable, ABC):
         self.owed = 0.0  # the fraction of a gradient step that is left of them
         self.synced = 0  # the env step at which a target network last moved
 
+    def extra_fields(self) -> dict[str, Field]:
+        """The extras of `act`, which every step holds."""
+        return {}
+
     def make_replay(self, num_envs: int) -> Replay:
         """The replay this algorithm learns from; an error where it would not fit into memory."""
         # Of a Dict with stacked entries every observation is kept whole: the entries may differ in what they stack.
         stack = self.spaces.frame_stack if isinstance(self.spaces.observation, gym.spaces.Box) else 1
-        capacity, there = self.hp.buffer_capacity, usable_memory()
-        needed = capacity * (bytes_of(self.spaces.observation) // stack + bytes_of(self.spaces.action) + EXTRA_BYTES)
-        if there is not None and needed > there:
+        capacity, usable = self.hp.buffer_capacity, usable_memory()
+        fields = step_fields(self.spaces, self.extra_fields())
+        kind: dict[str, Any] = {"frame_stack": stack, "prioritized": self.prioritized}
+        observations, needed = replay_bytes(capacity, num_envs, fields, **kind)
+        if usable is not None and needed > usable:
             raise InputError(
-                f"buffer_capacity: {capacity:,} steps take {needed / 1e9:,.1f} GB, and there are {there / 1e9:,.1f} GB "
-                "of memory: lower it"
+                f"buffer_capacity: {capacity:,} steps take {needed / 1e9:,.1f} GB, and there are {usable / 1e9:,.1f} "
+                "GB of memory: lower it"
             )
-        return Replay(
-            capacity, num_envs, frame_stack=stack, prioritized=self.prioritized, device=self.replay_device(needed)
-        )
+        return Replay(capacity, num_envs, fields, **kind, device=self.replay_device(observations))
 
     def replay_device(self, needed: int) -> torch.device | None:
         """The GPU, where one learns and a quarter of its free memory is enough to keep all observations there too."""
@@ -148,10 +151,3 @@ class ReplayAlgorithm(Tunable, ABC):
         self.rng.bit_generator.state = state["rng"]
         self.gradient_steps = state["gradient_steps"]
         self.learned, self.owed, self.synced = state["learned"], state["owed"], state["synced"]
-
-
-def bytes_of(space: gym.Space) -> int:
-    """What one element of a space takes as arrays."""
-    if isinstance(space, gym.spaces.Dict):
-        return sum(bytes_of(part) for part in space.spaces.values())
-    return math.prod(space.shape or ()) * np.dtype(space.dtype).itemsize

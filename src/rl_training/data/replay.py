@@ -17,12 +17,13 @@ from torch import Tensor
 
 from rl_training.config import InputError
 from rl_training.data.batch import tree_map
-from rl_training.types import Array, Batch, Observation, State, Step
+from rl_training.data.fields import check_entries, check_shapes, fields_of, num_bytes
+from rl_training.types import Array, Batch, Field, Fields, Observation, State, Step
 
 if TYPE_CHECKING:
     from rl_training.data.priorities import Priorities
 
-NOT_STORED = ("obs", "next_obs", "first", "live")
+NOT_COLUMNS = ("obs", "first")  # observations lie apart, and where an episode begins is known from its rows
 GAP = 16  # one part in so many is spare: it is written to while a checkpoint reads the rest
 
 
@@ -44,18 +45,19 @@ class Replay:
         self,
         capacity: int,
         num_envs: int,
+        fields: Fields | None = None,
         *,
         frame_stack: int = 1,
         prioritized: bool = False,
         scaling: Scaling | None = None,
         device: torch.device | None = None,
     ) -> None:
-        """device: where observations are kept as well, and drawn as tensors; for each draw only indices travel there.
-        Scaled ones are kept here alone."""
+        """fields: what every step holds; None: what the first one does. device: where observations are kept as well,
+        and drawn as tensors; for each draw only indices travel there. Scaled ones are kept here alone."""
+        self.fields = fields
+        self._entries: tuple[str, ...] = ()  # of the last step, which were those declared
         self.num_envs, self.stack, self.scaling, self.device = num_envs, frame_stack, scaling, device
-        self.rows = -(-capacity // num_envs)
-        self.gap = max(frame_stack, self.rows // GAP) + 2
-        self.ring = self.rows + self.gap
+        self.rows, self.ring = ring_rows(capacity, num_envs, frame_stack)
         self.added = self.size = 0  # env steps ever seen, and transitions that can be drawn now
         self.obs: Any = None  # allocated with the first step
         self.obs_there: Any = None  # the same on the device
@@ -71,8 +73,14 @@ class Replay:
 
     def add(self, step: Step) -> None:
         """Keep one step of every environment, without the dead rows."""
+        if self.fields is None:
+            self.fields = fields_of(step)
+        if tuple(step) != self._entries:
+            check_entries(step, self.fields)
+            self._entries = tuple(step)
         if self.obs is None:
-            self._allocate(step)
+            check_shapes(step, self.fields, self.num_envs)
+            self._allocate(self.fields)
         env = self._envs
         if "live" in step:
             env = np.flatnonzero(step["live"])
@@ -272,15 +280,13 @@ class Replay:
     def _there(self, array: Array) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self.device, copy=True)
 
-    def _allocate(self, step: Step) -> None:
-        obs = tree_map(lambda x: x[:, -1], step["obs"]) if self.stack > 1 else step["obs"]
-        stored = {key: value for key, value in step.items() if key not in NOT_STORED}
-        self.obs = tree_map(self._empty, obs)
+    def _allocate(self, fields: Fields) -> None:
+        self.obs = tree_map(self._empty, stored_obs(fields, self.stack))
         self._copy_there()
-        self.columns = {key: self._empty(value) for key, value in stored.items()}
+        self.columns = {key: self._empty(field) for key, field in fields.items() if key not in NOT_COLUMNS}
 
-    def _empty(self, like: Array) -> Array:
-        return np.zeros((self.num_envs * self.ring, *like.shape[1:]), like.dtype)
+    def _empty(self, field: Field) -> Array:
+        return np.zeros((self.num_envs * self.ring, *field.shape), field.dtype)
 
     def hold(self) -> Callable[[], None]:
         """Keep what `state_dict` gives as it is, until the function returned is called; from any thread."""
@@ -352,6 +358,11 @@ class Replay:
         self.added = state["added"]
         if "obs" not in state:
             return
+        if self.fields is not None and state["columns"].keys() != self.fields.keys() - set(NOT_COLUMNS):
+            raise InputError(
+                f"the saved replay holds {', '.join(sorted(state['columns']))}, this one "
+                f"{', '.join(sorted(self.fields.keys() - set(NOT_COLUMNS)))}: resume with the version that saved it"
+            )
         seen, stepped = self._slices(self.cursor + self.under_way), self._slices(self.cursor)
         self.obs = tree_map(lambda parts: self._filled(parts, seen), state["obs"])
         self._copy_there()
@@ -362,10 +373,35 @@ class Replay:
             self.priorities.load_state_dict(state["priorities"])
 
     def _filled(self, parts: list[Array], slices: list[slice]) -> Array:
-        array = self._empty(parts[0])
+        array = self._empty(Field(parts[0].shape[1:], parts[0].dtype))
         for part, rows in zip(slices, parts, strict=True):
             array[part] = rows
         return array
+
+
+def ring_rows(capacity: int, num_envs: int, frame_stack: int) -> tuple[int, int]:
+    """Rows of each environment: (those that can be drawn, those and the spare ones)."""
+    rows = -(-capacity // num_envs)
+    return rows, rows + max(frame_stack, rows // GAP) + 2
+
+
+def stored_obs(fields: Fields, frame_stack: int) -> Any:
+    """The fields of a row's observation: of stacked frames only the newest."""
+    return (
+        tree_map(lambda field: field._replace(shape=field.shape[1:]), fields["obs"])
+        if frame_stack > 1
+        else fields["obs"]
+    )
+
+
+def replay_bytes(
+    capacity: int, num_envs: int, fields: Fields, *, frame_stack: int = 1, prioritized: bool = False
+) -> tuple[int, int]:
+    """What a Replay of this kind allocates: (observations, all with them)."""
+    places = num_envs * ring_rows(capacity, num_envs, frame_stack)[1]
+    obs = places * num_bytes({"obs": stored_obs(fields, frame_stack)})
+    columns = places * (num_bytes({key: field for key, field in fields.items() if key not in NOT_COLUMNS}) + 1)  # valid
+    return obs, obs + columns + (_priorities_bytes(places) if prioritized else 0)
 
 
 def write(tree: Any, place: Any, rows: Any) -> None:
@@ -374,6 +410,11 @@ def write(tree: Any, place: Any, rows: Any) -> None:
             write(branch, place, rows[key])
     else:
         tree[place] = rows
+
+
+def _priorities_bytes(places: int) -> int:
+    """A priority of each place, and a tree of twice as many sums as leaves, whose number is a power of two."""
+    return 8 * (places + (2 << max(places - 1, 0).bit_length()))
 
 
 def _priorities(places: int) -> Priorities:

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from rl_training.data.batch import tree_map
-from rl_training.types import Array, Batch, Step
+from rl_training.data.fields import check_entries, check_shapes, fields_of
+from rl_training.types import Array, Batch, Field, Fields, Step
 
 
 class Rollout:
@@ -19,8 +20,10 @@ class Rollout:
     only the rows are kept that a bootstrap needs and nothing else holds, `ends`: truncated episodes and the last step.
     """
 
-    def __init__(self, num_steps: int, num_envs: int) -> None:
-        self.num_steps, self.num_envs = num_steps, num_envs
+    def __init__(self, num_steps: int, num_envs: int, fields: Fields | None = None) -> None:
+        """fields: what every step holds; None: what the first one does."""
+        self.num_steps, self.num_envs, self.fields = num_steps, num_envs, fields
+        self._entries: tuple[str, ...] = ()  # of the last step, which were those declared
         self.arrays: dict[str, Any] = {}  # [T, N, ...]
         self.batch: Batch = {}  # the same memory as tensors, valid until the rollout is written again
         self._columns: list[tuple[Array, tuple[str, ...]]] = []
@@ -39,8 +42,14 @@ class Rollout:
 
     def add(self, step: Step) -> None:
         """Append the live rows of one step; rows of environments that are full are dropped."""
+        if self.fields is None:
+            self.fields = fields_of(step)
+        if tuple(step) != self._entries:
+            check_entries(step, self.fields)
+            self._entries = tuple(step)
         if not self._columns:
-            self._allocate(step)
+            check_shapes(step, self.fields, self.num_envs)
+            self._allocate(self.fields)
         if self._cursor is None and "live" not in step:
             self._add_all(step)
         else:
@@ -94,16 +103,16 @@ class Rollout:
         next_value.view(-1)[place] = end_value
         return next_value
 
-    def _allocate(self, step: Step) -> None:
-        def column(path: tuple[str, ...], x: Any) -> Any:
-            if isinstance(x, dict):
-                return {key: column((*path, key), leaf) for key, leaf in x.items()}
-            array = np.zeros((self.num_steps, *x.shape), x.dtype)
+    def _allocate(self, fields: Fields) -> None:
+        def column(path: tuple[str, ...], field: Any) -> Any:
+            if isinstance(field, dict):
+                return {key: column((*path, key), leaf) for key, leaf in field.items()}
+            assert isinstance(field, Field)
+            array = np.zeros((self.num_steps, self.num_envs, *field.shape), field.dtype)
             self._columns.append((array, path))
             return array
 
-        stored = {key: x for key, x in step.items() if key != "live" and not key.startswith("next_")}
-        self.arrays = {key: column((key,), x) for key, x in stored.items()}
+        self.arrays = {key: column((key,), field) for key, field in fields.items()}
         self.batch = tree_map(torch.from_numpy, self.arrays)
 
 

@@ -14,8 +14,10 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from rl_training.config import InputError
+from rl_training.envs.checks import EnvironmentFault, raised, reset_problem
 from rl_training.envs.episodes import num_players_of
 from rl_training.envs.spaces import ObservationLayout, any_true, copied, put_rows, same_row
+from rl_training.envs.workers import Workers
 from rl_training.types import Array, Observation, State
 
 
@@ -35,6 +37,7 @@ class EnvStep(NamedTuple):
 class Envs(ABC):
     """N environments with one observation and action space, which start new episodes by themselves."""
 
+    env_id: str = ""
     num_envs: int
     layout: ObservationLayout  # from the environment's own observations to arrays [N, ...]
     single_observation_space: gym.Space  # as the model sees it: see spaces.model_space
@@ -91,13 +94,19 @@ class SyncEnvs(Envs):
         obs, reward, terminated, truncated = self._buffers[0]
         write = self._write_to(obs)
         ended: list[tuple[int, bool]] = []
-        for index, env in enumerate(self.envs):
-            row, reward[index], term, trunc, info = env.step(action[index])
-            write(index, row)
-            terminated[index] = term
-            truncated[index] = trunc
-            if term or trunc:
-                ended.append((index, info.get("episode_over", True)))
+        index = 0
+        try:
+            for index, env in enumerate(self.envs):
+                row, reward[index], term, trunc, info = env.step(action[index])
+                write(index, row)
+                terminated[index] = term
+                truncated[index] = trunc
+                if term or trunc:
+                    ended.append((index, info.get("episode_over", True)))
+        except InputError:  # `Episodes` name themselves
+            raise
+        except Exception as error:  # what they do not check at every step: a shape, or a reward that is no number
+            raise raised(f"environment {self.env_id!r}, number {index}", "step()", error) from error
         first = terminated | truncated
         next_obs, episode_over = obs, first
         if ended:
@@ -203,13 +212,13 @@ class VectorEnvs(Envs):
         called = restore == "episodes"  # they may be in other processes
         self.num_players = env.call("num_players")[0] if called else num_players_of(env)  # type: ignore[attr-defined]
         self._seeds = seeds
-        self._starts = 0
+        self._starts = self._steps = 0
         self._restore = restore
         self._lives = LifeCounter(self.num_envs) if episodic_life else None
         self._waiting = np.zeros(self.num_envs, bool)  # NEXT_STEP: ended, so that the next step only resets
 
     def reset(self) -> Observation:
-        obs, infos = self.env.reset(seed=self._seeds(self._starts) if self._seeds else None)
+        obs, infos = self._reset(seed=self._seeds(self._starts) if self._seeds else None)
         self._starts += 1
         self._waiting = np.zeros(self.num_envs, bool)
         if self._lives:
@@ -217,12 +226,32 @@ class VectorEnvs(Envs):
         self.obs = self._batch(obs)
         return self.obs
 
+    def _reset(self, **how: Any) -> tuple[Any, dict[str, Any]]:
+        try:
+            result = self.env.reset(**how)
+        except InputError:  # `Episodes` name themselves
+            raise
+        except Exception as error:
+            raise raised(self._where(), "reset()", error) from error
+        if problem := reset_problem(result):
+            raise EnvironmentFault(f"{self._where()}: {problem}")
+        return result
+
+    def _where(self) -> str:
+        return f"environment {self.env_id!r}, vectorised, at step {self._steps}"
+
     def _batch(self, obs: Any) -> Observation:
         return self.layout.batch(obs[:, 0] if self._single_frame else obs)
 
     def step(self, action: Array) -> EnvStep:
-        raw_obs, reward, terminated, truncated, infos = self.env.step(action)
-        obs, reward = self._batch(raw_obs), np.asarray(reward, np.float32)
+        self._steps += 1
+        try:
+            raw_obs, reward, terminated, truncated, infos = self.env.step(action)
+            obs, reward = self._batch(raw_obs), np.asarray(reward, np.float32)
+        except InputError:
+            raise
+        except Exception as error:
+            raise raised(self._where(), "step()", error) from error
         done = terminated | truncated
         if self.mode is AutoresetMode.NEXT_STEP:
             result = self._next_step(obs, reward, terminated, truncated, done)
@@ -258,7 +287,7 @@ class VectorEnvs(Envs):
         next_obs = obs
         if any_true(done):
             obs = copied(obs)
-            put_rows(obs, done, self._batch(self.env.reset(options={"reset_mask": done.copy()})[0]))
+            put_rows(obs, done, self._batch(self._reset(options={"reset_mask": done.copy()})[0]))
         return EnvStep(obs, reward, terminated, truncated, next_obs, done, done, None)
 
     def state(self) -> State:
@@ -286,10 +315,12 @@ class VectorEnvs(Envs):
     def _load_episodes(self, states: list[State], saved: Observation) -> list[int]:
         obs = self.layout.empty(self.num_envs)
         restored = self.env.call("restore", states)  # type: ignore[attr-defined]
+        if isinstance(self.env, Workers):
+            self.env.count_from(states)
         lost = write_restored(self.layout, obs, restored, saved)
         if lost:
             mask = np.isin(np.arange(self.num_envs), lost)
-            put_rows(obs, mask, self._batch(self.env.reset(options={"reset_mask": mask.copy()})[0]))
+            put_rows(obs, mask, self._batch(self._reset(options={"reset_mask": mask.copy()})[0]))
         self.obs = obs
         return lost
 

@@ -7,7 +7,6 @@ import functools
 import importlib
 import os
 import re
-import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,14 +14,15 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 from gymnasium.envs.registration import EnvSpec
-from gymnasium.vector import AsyncVectorEnv, AutoresetMode
+from gymnasium.vector import AutoresetMode
 
 import rl_training.envs.board_games  # noqa: F401  registers its ids
 from rl_training.config import AtariOptions, EnvOptions, InputError, MissingPackage, Wrappers
 from rl_training.envs import atari
 from rl_training.envs.backends import EnvPoolEnvs, Envs, SyncEnvs, VectorEnvs
-from rl_training.envs.episodes import Episodes, episode_seed
+from rl_training.envs.episodes import Episodes, episode_seed, seed_process
 from rl_training.envs.repeat import ActionRepeat
+from rl_training.envs.workers import Workers
 from rl_training.types import Array
 
 # Measured on CartPole, median microseconds for one step of 8, 16, 32, 64 environments: sync 159, 197, 562, 1120;
@@ -110,7 +110,7 @@ def nearest_env_ids(env_id: str) -> list[str]:
 def make_envs(env_id: str, *, num_envs: int, seed: int, env_kwargs: Mapping[str, Any], training: bool) -> Envs:
     """N environments. Evaluation (not training) plays whole games: no episodic life."""
     options, kwargs = split_env_kwargs(env_kwargs)
-    plan = Plan(env_id, num_envs, seed, options.wrappers, kwargs, training)
+    plan = Plan(env_id, num_envs, seed, options.wrappers, kwargs, training, options.env_timeout)
     if options.backend != "envpool":
         check_env_id(env_id)
     if plan.atari:
@@ -118,7 +118,7 @@ def make_envs(env_id: str, *, num_envs: int, seed: int, env_kwargs: Mapping[str,
     backend = choose_backend(plan) if options.backend == "auto" else options.backend
     try:
         envs = BACKENDS[backend](plan)
-        envs.frame_stack = plan.wrappers.frame_stack or 1
+        envs.env_id, envs.frame_stack = env_id, plan.wrappers.frame_stack or 1
         return envs
     except (ImportError, gym.error.DependencyNotInstalled) as error:
         raise _missing_package(env_id, error) from error
@@ -136,6 +136,7 @@ class Plan:
     wrappers: Wrappers
     kwargs: dict[str, Any]  # for gymnasium.make
     training: bool
+    env_timeout: float = EnvOptions().env_timeout
 
     @property
     def atari(self) -> AtariOptions | None:
@@ -186,8 +187,8 @@ def _not_in_ale(plan: Plan) -> str:
     return ", ".join(f"env_kwargs.{key}" for key in plan.kwargs if key not in ALE_KWARGS)
 
 
-def single_env(plan: Plan, index: int) -> gym.Env:
-    """Environment number `index`, wrapped."""
+def single_env(plan: Plan, index: int, *, owns_process: bool = False) -> gym.Env:
+    """Environment number `index`, wrapped. owns_process: see Episodes."""
     kwargs, limit, repeat = dict(plan.kwargs), plan.wrappers.time_limit, plan.wrappers.action_repeat
     if plan.atari:
         kwargs |= {"frameskip": 1, "repeat_action_probability": plan.atari.sticky}
@@ -201,7 +202,7 @@ def single_env(plan: Plan, index: int) -> gym.Env:
     if plan.wrappers.frame_stack:
         # Zeros before the first observation, as in ale_py's vector environment.
         env = gym.wrappers.FrameStackObservation(env, plan.wrappers.frame_stack, padding_type="zero")
-    env = Episodes(env, seed=plan.seed, index=index)
+    env = Episodes(env, seed=plan.seed, index=index, owns_process=owns_process)
     return atari.EpisodicLife(env) if plan.episodic_life else env
 
 
@@ -211,14 +212,14 @@ def _sync(plan: Plan) -> Envs:
 
 def _async(plan: Plan) -> Envs:
     make = [functools.partial(_in_process, os.getpid(), plan, index) for index in range(plan.num_envs)]
-    return VectorEnvs(AsyncVectorEnv(make, autoreset_mode=AutoresetMode.SAME_STEP), restore="episodes")
+    return VectorEnvs(Workers(make, env_id=plan.env_id, timeout=plan.env_timeout), restore="episodes")
 
 
 def _in_process(parent: int, plan: Plan, index: int) -> gym.Env:
-    """A terminal sends Ctrl-C to every process of a run; only the parent may act on it, or there is nothing to save."""
-    if os.getpid() != parent:  # AsyncVectorEnv also makes one in the parent, to see its spaces
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-    return single_env(plan, index)
+    own = os.getpid() != parent  # AsyncVectorEnv also makes one in the parent, to see its spaces
+    if own:
+        seed_process(episode_seed(plan.seed, index, 0))  # for what an environment draws while it is made
+    return single_env(plan, index, owns_process=own)
 
 
 def _vector(plan: Plan) -> Envs:

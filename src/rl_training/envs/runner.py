@@ -12,15 +12,18 @@ from gymnasium import spaces
 
 from rl_training.config import InputError
 from rl_training.envs.backends import Envs, EnvStep
+from rl_training.envs.checks import BatchChecks, EnvironmentFault
+from rl_training.envs.episodes import CHECKED_STEPS
 from rl_training.envs.normalize import Normalizer
 from rl_training.envs.spaces import any_true, copied, put_rows
-from rl_training.types import Array, BoxActions, Decision, Observation, Spaces, State, Step
+from rl_training.types import Array, BoxActions, Decision, Memory, Observation, Spaces, State, Step
 
+NO_REWARD = np.zeros(0, np.float32)
 RECENT = 100  # finished episodes that `recent_returns` and `recent_lengths` look back on
 
 
 class Act(Protocol):
-    def __call__(self, obs: Observation, memory: Any, *, explore: bool, rng: np.random.Generator) -> Decision: ...
+    def __call__(self, obs: Observation, memory: Memory, *, explore: bool, rng: np.random.Generator) -> Decision: ...
 
 
 class FinishedEpisode(NamedTuple):
@@ -40,7 +43,8 @@ class EnvRunner:
     a step holds what the environments gave (the reward's sign, where rewards are clipped), for a replay that
     normalises by the statistics of the day it is drawn.
     Where two players move in turns (`num_players`), the return of an episode is that of the one who moved first.
-    The rows of `memory` are zero where an episode begins; the whole of it is None before the first step.
+    The rows of `memory` are zero where an episode begins; it is empty before the first step.
+    What the environments give is checked at every step: see EnvironmentFault.
     """
 
     def __init__(
@@ -65,27 +69,33 @@ class EnvRunner:
         self.recent_returns: deque[float] = deque(maxlen=RECENT)
         self.recent_lengths: deque[int] = deque(maxlen=RECENT)
         self.not_restored: list[int] = []
+        self._checks = BatchChecks(envs.single_observation_space, envs.num_envs)
+        self._unchecked = CHECKED_STEPS  # first steps whose shapes are checked too
         self.reset()
 
     def reset(self) -> None:
         """Begin a new episode in every environment."""
         obs = self._raw = self.envs.reset()
+        self._lengths = np.zeros(self.num_envs, np.int64)
+        if problem := self._checks.shape_problem(obs):
+            raise EnvironmentFault(f"environment {self.envs.env_id!r}: {problem}")
+        self._check_numbers(NO_REWARD, obs, "reset")
         if self.normalizer:
             if self.training:
                 self.normalizer.observe(obs)
             obs = self.normalizer.observation(obs)
         self.obs = obs
         self.first = np.ones(self.num_envs, bool)
-        self.memory: Any = None
+        self.memory: Memory = {}
         self.live_steps = 0
-        self.finished: list[FinishedEpisode] = []
+        self.finished: list[FinishedEpisode] = []  # by the last step
         self._returns = np.zeros(self.num_envs, np.float64)
-        self._lengths = np.zeros(self.num_envs, np.int64)
 
     def step(self, act: Act, *, explore: bool = True) -> Step:
         """Act once in every environment. The arrays are valid until the next call."""
         decision = act(self.obs, self.memory, explore=explore, rng=self.rng)
         result = self.envs.step(self._to_env(decision.action))
+        self._check(result)
         self._count(result)
         step = {
             "obs": self._raw if self.raw_steps else self.obs,
@@ -99,15 +109,33 @@ class EnvRunner:
         self.obs, next_obs = self._learned_obs(result)
         self._raw, step["next_obs"] = result.obs, result.next_obs if self.raw_steps else next_obs
         self.first = result.first
-        self.memory = decision.memory
-        if self.memory is not None and any_true(self.first):
+        self.memory = {} if decision.memory is None else checked_memory(decision.memory, self.num_envs)
+        if self.memory and any_true(self.first):
             self.memory = zero_rows(self.memory, self.first)
         if result.live is not None:
             step["live"] = result.live
         return step
 
+    def _check(self, result: EnvStep) -> None:
+        """An error where the environments gave what cannot be learned from."""
+        if self._unchecked:
+            self._unchecked -= 1
+            numbers = {name: getattr(result, name) for name in ("reward", "terminated", "truncated")}
+            if problem := self._checks.shape_problem(result.obs, **numbers):
+                raise EnvironmentFault(f"environment {self.envs.env_id!r}: {problem}")
+        self._check_numbers(result.reward, result.next_obs, "step")
+        if result.obs is not result.next_obs:
+            self._check_numbers(NO_REWARD, result.obs, "reset")
+
+    def _check_numbers(self, reward: Array, obs: Observation, call: str) -> None:
+        if not self._checks.passes(reward, obs):
+            env, problem = self._checks.problem(reward, obs)
+            when = f"step {self._lengths[env] + 1} of its episode" if call == "step" else "the beginning of an episode"
+            raise EnvironmentFault(f"environment {self.envs.env_id!r}, number {env}, at {when}: {problem}")
+
     def _count(self, result: EnvStep) -> None:
         """Keep the books on raw rewards and whole games."""
+        self.finished = []
         reward = result.reward
         if self.spaces.num_players == 2:  # who moves first gains what the other loses
             reward = np.where(self._lengths % 2, -reward, reward)
@@ -147,18 +175,13 @@ class EnvRunner:
         obs = self.normalizer.observation(result.obs)
         return obs, obs if result.next_obs is result.obs else self.normalizer.observation(result.next_obs)
 
-    def take_finished(self) -> list[FinishedEpisode]:
-        """The episodes finished since the last call."""
-        finished, self.finished = self.finished, []
-        return finished
-
     def state_dict(self) -> State:
         """All but the normaliser, which others share."""
         return {
             "envs": self.envs.state(),
             "obs": copied(self.obs),
             "first": self.first.copy(),
-            "memory": pack_memory(self.memory),
+            "memory": {key: value.copy() for key, value in self.memory.items()},
             "rng": self.rng.bit_generator.state,
             "returns": self._returns.copy(),
             "lengths": self._lengths.copy(),
@@ -171,7 +194,7 @@ class EnvRunner:
         lost = self.not_restored = self.envs.load_state(state["envs"])
         self.obs = copied(state["obs"])
         self.first = np.array(state["first"], bool)
-        self.memory = unpack_memory(state["memory"])
+        self.memory = {key: value.copy() for key, value in (state["memory"] or {}).items()}
         self.rng.bit_generator.state = state["rng"]
         self._returns = np.array(state["returns"], np.float64)
         self._lengths = np.array(state["lengths"], np.int64)
@@ -193,38 +216,26 @@ class EnvRunner:
         self.envs.close()
 
 
-def zero_rows(memory: Any, rows: Array) -> Any:
-    """Memory (nested arrays [N, ...]) with zeros in the given rows; what was handed in is left as it is."""
-    if memory is None:
-        return None
-    if isinstance(memory, dict):
-        return {key: zero_rows(value, rows) for key, value in memory.items()}
-    if isinstance(memory, tuple | list):
-        parts = [zero_rows(value, rows) for value in memory]
-        return type(memory)(*parts) if hasattr(memory, "_fields") else type(memory)(parts)
-    memory = memory.copy()
-    memory[rows] = 0
+def checked_memory(memory: Any, num_envs: int) -> Memory:
+    """What `act` gives to be remembered: a dict of arrays with a row for each environment, and nothing else."""
+    if not isinstance(memory, dict):
+        raise InputError(
+            f"act returned a memory of type {type(memory).__name__}: it should be a dict of arrays [{num_envs}, ...], "
+            "or empty where there is none"
+        )
+    for key, value in memory.items():
+        if not isinstance(value, np.ndarray) or value.shape[:1] != (num_envs,):
+            got = f"shape {value.shape}" if isinstance(value, np.ndarray) else f"type {type(value).__name__}"
+            raise InputError(f"memory {key!r} should be an array with {num_envs} rows, one for each environment: {got}")
     return memory
 
 
-def pack_memory(memory: Any) -> Any:
-    """Memory as a checkpoint can hold it: tuples are marked, arrays copied."""
-    if isinstance(memory, dict):
-        return {key: pack_memory(value) for key, value in memory.items()}
-    if isinstance(memory, tuple | list):
-        parts = [pack_memory(value) for value in memory]
-        return {"tuple": parts} if isinstance(memory, tuple) else parts
-    return memory.copy() if isinstance(memory, np.ndarray) else memory
-
-
-def unpack_memory(memory: Any) -> Any:
-    if isinstance(memory, dict):
-        if set(memory) == {"tuple"}:
-            return tuple(unpack_memory(value) for value in memory["tuple"])
-        return {key: unpack_memory(value) for key, value in memory.items()}
-    if isinstance(memory, list):
-        return [unpack_memory(value) for value in memory]
-    return memory.copy() if isinstance(memory, np.ndarray) else memory
+def zero_rows(memory: Memory, rows: Array) -> Memory:
+    """Memory with zeros in the given rows; what was handed in is left as it is."""
+    zeroed = {key: value.copy() for key, value in memory.items()}
+    for value in zeroed.values():
+        value[rows] = 0
+    return zeroed
 
 
 def model_side(

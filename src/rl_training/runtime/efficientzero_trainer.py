@@ -18,6 +18,7 @@ EFFICIENTZERO_RECIPE = Recipe(
     EfficientZeroHyperparameters,
     EfficientZero.build,
     box_actions="scale",
+    two_players=True,
     raw_steps=True,
     actions="Discrete, Box",
 )

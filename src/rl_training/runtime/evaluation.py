@@ -11,11 +11,12 @@ import gymnasium as gym
 
 from rl_training.algorithms.base import Algorithm, MultiTaskAlgorithm
 from rl_training.config import InputError, Task, TrainConfig
+from rl_training.envs.checks import EnvironmentFault
 from rl_training.envs.factory import make_envs, split_env_kwargs
 from rl_training.envs.normalize import Normalizer
 from rl_training.envs.runner import Act, EnvRunner, model_side
 from rl_training.runtime.metrics import of_task, over_tasks
-from rl_training.runtime.randomness import seed_of, untouched_global_state
+from rl_training.runtime.randomness import own_global_state, seed_of
 from rl_training.runtime.setup import Recipe
 from rl_training.types import BoxActions, Metrics, Spaces
 
@@ -59,21 +60,21 @@ def evaluate(
     if episodes < 1:
         raise InputError(f"num_episodes should be at least 1, got {episodes}")
     each: dict[str, Metrics] = {}
-    with untouched_global_state():
-        for number, player in enumerate(players):
-            if only not in (None, number):
-                continue
+    for number, player in enumerate(players):
+        if only not in (None, number):
+            continue
+        with own_global_state(seed_of(config.seed, "evaluation", number)):
             returns = _returns(player, config, number, episodes, stopped)
-            if returns is None:
-                return None
-            metrics = {
-                "eval_return_mean": fmean(returns),
-                "eval_return_std": pstdev(returns),
-                "eval_return_min": min(returns),
-            }
-            if player.spaces.num_players == 2:
-                metrics["eval_win_rate"] = fmean(episode_return > 0 for episode_return in returns)
-            each[config.tasks[number].env_id] = metrics
+        if returns is None:
+            return None
+        metrics = {
+            "eval_return_mean": fmean(returns),
+            "eval_return_std": pstdev(returns),
+            "eval_return_min": min(returns),
+        }
+        if player.spaces.num_players == 2:
+            metrics["eval_win_rate"] = fmean(episode_return > 0 for episode_return in returns)
+        each[config.tasks[number].env_id] = metrics
     return over_tasks(each) | {"eval_episodes": episodes}
 
 
@@ -100,10 +101,13 @@ def _returns(
             if stopped():
                 return None
             runner.step(player.act, explore=False)
-            for env, episode_return, _ in runner.take_finished():
+            for env, episode_return, _ in runner.finished:
                 if owed[env]:
                     owed[env] -= 1
                     returns.append(episode_return)
+    except EnvironmentFault as fault:
+        fault.args = (f"in evaluation, {fault}",)
+        raise
     finally:
         runner.close()
     return returns
@@ -142,7 +146,7 @@ def check_evaluation(players: Sequence[Player], config: TrainConfig) -> None:
     for number, task in enumerate(config.tasks):
         if task.eval_env_kwargs != task.env_kwargs:
             _check_normalizing(task)
-            with untouched_global_state():
+            with own_global_state(seed_of(config.seed, "evaluation", number)):
                 _make_runner(players[number], config, number, 1).close()
 
 

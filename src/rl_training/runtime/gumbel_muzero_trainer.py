@@ -18,6 +18,7 @@ GUMBEL_MUZERO_RECIPE = Recipe(
     GumbelMuZeroHyperparameters,
     GumbelMuZero.build,
     box_actions="scale",
+    two_players=True,
     raw_steps=True,
     actions="Discrete, Box",
 )

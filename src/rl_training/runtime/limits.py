@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
-from rl_training.algorithms.replay_based import bytes_of
 from rl_training.config import ConfigError, InputError, Problem, TrainConfig
+from rl_training.data.fields import field_of, num_bytes
 from rl_training.data.memory import usable_memory
 from rl_training.runtime.controls import Controls
 from rl_training.types import Spaces
@@ -71,8 +71,8 @@ def largest(controls: Controls, name: str) -> float:
 
 
 def needs(sizes: dict[str, float], config: TrainConfig, spaces: Sequence[Spaces]) -> Iterator[Need]:
-    obs = max(bytes_of(task.observation) for task in spaces)
-    action = max(bytes_of(task.action) for task in spaces)
+    obs = max(num_bytes({"obs": field_of(task.observation)}) for task in spaces)
+    action = max(num_bytes({"action": field_of(task.action)}) for task in spaces)
     if "num_steps" in sizes:
         steps = sizes["num_steps"] * config.num_envs
         yield Need("a rollout", steps * (obs + action + STEP_BYTES), ("num_steps", "num_envs"))

@@ -18,6 +18,7 @@ MUZERO_RECIPE = Recipe(
     MuZeroHyperparameters,
     MuZero.build,
     box_actions="scale",
+    two_players=True,
     raw_steps=True,
     actions="Discrete, Box",
 )

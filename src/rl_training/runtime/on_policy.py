@@ -6,6 +6,7 @@ from typing import Any, cast
 
 from rl_training.algorithms.base import OnPolicyAlgorithm
 from rl_training.config import TrainConfig
+from rl_training.data.fields import step_fields
 from rl_training.data.rollout import Rollout
 from rl_training.runtime.run import TrainingRun, TrainResult
 from rl_training.runtime.setup import Recipe
@@ -14,7 +15,8 @@ from rl_training.runtime.setup import Recipe
 def run_on_policy(config: TrainConfig, recipe: Recipe, **options: Any) -> TrainResult:
     with TrainingRun(config, recipe, **options) as run:
         algorithm, runner = cast(OnPolicyAlgorithm, run.algorithm), run.runner
-        rollout = Rollout(algorithm.hp.num_steps, config.num_envs)
+        fields = step_fields(runner.spaces, algorithm.extra_fields())
+        rollout = Rollout(algorithm.hp.num_steps, config.num_envs, fields)
         while run.running:
             rollout.reset()
             env_steps = 0

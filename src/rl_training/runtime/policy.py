@@ -11,7 +11,7 @@ from rl_training.algorithms.base import Algorithm
 from rl_training.envs.normalize import Normalizer
 from rl_training.envs.runner import Act
 from rl_training.envs.spaces import ObservationLayout
-from rl_training.types import Array, Observation
+from rl_training.types import Array, Memory, Observation
 
 
 class Policy:
@@ -29,17 +29,17 @@ class Policy:
         self.algorithm, self._act, self.layout, self.to_env = algorithm, act, layout, to_env
         self.normalizer = normalizer
         self.rng = np.random.default_rng(seed)
-        self.memory: Any = None
+        self.memory: Memory = {}
 
     def reset(self) -> None:
         """Forget what a recurrent policy remembers: call it where an episode begins."""
-        self.memory = None
+        self.memory = {}
 
     def act(self, obs: Any, *, deterministic: bool = True) -> Any:
         """The action for one observation, or actions [N, ...] for observations [N, ...]."""
         batch, single = self._batch(obs)
         decision = self._act(batch, self.memory, explore=not deterministic, rng=self.rng)
-        self.memory = decision.memory
+        self.memory = decision.memory or {}
         action = self.to_env(decision.action)
         return action[0] if single else action
 

@@ -9,9 +9,10 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
+from rl_training.envs.episodes import seed_process
 from rl_training.types import State
 
-STREAMS = ("model", "learner", "environments", "evaluation")
+STREAMS = ("model", "learner", "environments", "evaluation", "process")
 
 
 def seed_of(seed: int, stream: str, task: int = 0) -> int:
@@ -25,7 +26,7 @@ def generator(seed: int, stream: str) -> np.random.Generator:
 
 
 def global_state() -> State:
-    """The process-wide generators. We draw from none of them, but environments may."""
+    """The process-wide generators: see seed_process."""
     version, internal, gauss = random.getstate()
     kind, keys, *rest = np.random.get_state(legacy=True)
     return {
@@ -43,9 +44,10 @@ def set_global_state(state: State) -> None:
 
 
 @contextlib.contextmanager
-def untouched_global_state() -> Iterator[None]:
-    """Whatever happens inside, what comes after draws the same numbers."""
+def own_global_state(seed: int) -> Iterator[None]:
+    """Inside, the process-wide generators begin at `seed`; what comes after draws what it would have drawn."""
     state = global_state()
+    seed_process(seed)
     try:
         yield
     finally:

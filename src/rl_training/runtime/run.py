@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from rl_training.config import InputError, TrainConfig
+from rl_training.envs.checks import EnvironmentFault
 from rl_training.envs.runner import EnvRunner
 from rl_training.envs.tasks import make_tasks, spaces_to_json
 from rl_training.runtime.callbacks import Callback, build_callbacks
@@ -33,11 +34,12 @@ from rl_training.runtime.metrics import (
     over_tasks,
 )
 from rl_training.runtime.progress import Progress, make_progress
-from rl_training.runtime.randomness import global_state, seed_of, set_global_state
+from rl_training.runtime.randomness import global_state, own_global_state, seed_of, set_global_state
 from rl_training.runtime.saving import Saver
 from rl_training.runtime.setup import (
     Recipe,
     build_algorithm,
+    check_players,
     config_text,
     config_to_dict,
     has_convolutions,
@@ -100,8 +102,9 @@ class TrainingRun:
         self._has_best = False
         self._entered = False
         self.progress: Progress = make_progress(progress, schedule_names=tuple(self.controls.varying))
-        self._build()
+        self._undo = contextlib.ExitStack()  # at the end, or where this fails: the process is left as it was found
         try:
+            self._build()
             self.callbacks = [*build_callbacks(config.callbacks), *callbacks]
             prepare(self)
             for i, callback in enumerate(self.callbacks):
@@ -117,37 +120,36 @@ class TrainingRun:
             self.log = MetricsLog(self.dir, wandb=wandb, **names)
             self.keep("run", self)
         except BaseException:
-            self.tasks.close()
+            self._undo.close()
             raise
         self.interrupts = Interrupts(self._interrupt)
 
     def _build(self) -> None:
         config, recipe = self.config, self.recipe
+        self._undo.callback(torch.set_num_threads, torch.get_num_threads())
+        self._undo.enter_context(own_global_state(seed_of(config.seed, "process")))
         self.tasks = make_tasks(
             config,
             seeds=[seed_of(config.seed, "environments", task) for task in range(len(config.tasks))],
             box_actions=recipe.box_actions,
             raw_steps=recipe.raw_steps,
         )
-        try:
-            spaces = self.tasks.spaces
-            hp = self.controls.at(0)
-            check_memory(config, self.controls, spaces)
-            self.device = pick_device(config.device, spaces, hp)
-            self._convolutions = has_convolutions(spaces, hp)
-            self.algorithm = build_algorithm(config, recipe, spaces, hp, self.device)
-            self.players = make_players(self.algorithm, recipe, spaces, self.tasks.normalizers)
-            check_evaluation(self.players, config)
-            self._threads = torch.get_num_threads()
-            torch.set_num_threads(pick_threads(config.num_threads, self.algorithm, self.device))
-            reuse_memory()
-            self.keep("algorithm", self.algorithm)
-            for name, part in self.tasks.parts().items():
-                self.keep(name, part)
-            self.advance(0)
-        except BaseException:
-            self.tasks.close()
-            raise
+        self._undo.callback(self.tasks.close)
+        spaces = self.tasks.spaces
+        check_players(config, recipe, spaces)
+        hp = self.controls.at(0)
+        check_memory(config, self.controls, spaces)
+        self.device = pick_device(config.device, spaces, hp)
+        self._convolutions = has_convolutions(spaces, hp)
+        self.algorithm = build_algorithm(config, recipe, spaces, hp, self.device)
+        self.players = make_players(self.algorithm, recipe, spaces, self.tasks.normalizers)
+        check_evaluation(self.players, config)
+        torch.set_num_threads(pick_threads(config.num_threads, self.algorithm, self.device))
+        reuse_memory()
+        self.keep("algorithm", self.algorithm)
+        for name, part in self.tasks.parts().items():
+            self.keep(name, part)
+        self.advance(0)
 
     def _describe_run(self, text: str) -> None:
         write_text_atomic(self.dir / "config.yaml", text)
@@ -237,8 +239,7 @@ class TrainingRun:
         try:
             check_finite(metrics, self.step)
         except TrainingDiverged as diverged:
-            saved = f"the last good checkpoint is {self.checkpoint_path}" if self.checkpoint_path else "none saved yet"
-            remedy = f"try a lower learning rate; {saved}"
+            remedy = f"try a lower learning rate; {self._last_checkpoint()}"
             raise TrainingDiverged(diverged.step, diverged.name, diverged.value, remedy=remedy) from None
 
     def _current(self) -> Metrics:
@@ -378,12 +379,13 @@ class TrainingRun:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         # Last in, first out; one that fails does not keep the others from closing.
         with contextlib.ExitStack() as closing:
-            closing.callback(torch.set_num_threads, self._threads)
             closing.callback(self._slow_kernels)
             closing.callback(self.interrupts.remove)
-            closing.callback(self.tasks.close)
+            closing.callback(self._undo.close)
             closing.callback(self.log.close)
             closing.callback(self.progress.stop)
+            if isinstance(error, EnvironmentFault):
+                self._name_checkpoint(error)
             if error is not None and not isinstance(error, TrainingInterrupted):
                 self._note_failure(error)
             try:
@@ -393,6 +395,14 @@ class TrainingRun:
                     self._note_failure(lost)
                     raise
                 self.progress.message(f"the last checkpoint could not be written: {type(lost).__name__}: {lost}")
+
+    def _last_checkpoint(self) -> str:
+        path = self.checkpoint_path
+        return f"the last good checkpoint is {path}" if path else "no checkpoint was saved yet"
+
+    def _name_checkpoint(self, error: Exception) -> None:
+        """Add to an error, which has its message as its only argument, from where training can go on."""
+        error.args = (f"{error}; at step {self.step:,} of training, {self._last_checkpoint()}",)
 
     def _note_failure(self, error: BaseException) -> None:
         with contextlib.suppress(OSError):

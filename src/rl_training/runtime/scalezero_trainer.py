@@ -20,6 +20,7 @@ SCALEZERO_RECIPE = Recipe(
     ScaleZeroHyperparameters,
     ScaleZero.build,
     multi_task=True,
+    two_players=True,
     raw_steps=True,
     actions="Discrete",
 )

@@ -132,6 +132,7 @@ def reference() -> str:
         recipe = entry.recipe
         spaces = f"Actions: {recipe.actions}. Observations: {recipe.observations}."
         spaces += " Takes a list of environments." if recipe.multi_task else ""
+        spaces += " Learns games of two players by playing both sides." if recipe.two_players else ""
         parts += [f"### {algo}", f"{recipe.summary}. {spaces}", _hyperparameter_table(recipe.hyperparameters)]
     return "\n\n".join(parts) + "\n"
 

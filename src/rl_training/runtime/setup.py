@@ -37,6 +37,7 @@ class Recipe:
     build: Callable[..., Algorithm]  # (spaces, hp, *, rng, device)
     box_actions: BoxActions = "clip"
     multi_task: bool = False  # whether it takes several environments: `build` gets a list of spaces, see multi_task.py
+    two_players: bool = False  # whether it knows that what follows a move is the other player's: see Spaces.num_players
     raw_steps: bool = False  # whether steps are kept as they come and normalised when drawn: see EnvRunner
     actions: str = "Discrete, MultiDiscrete, MultiBinary, Box"
     observations: str = "Box (vectors, images), Discrete, MultiDiscrete, MultiBinary, Dict, Tuple"
@@ -53,6 +54,20 @@ def build_algorithm(
     with torch.random.fork_rng(devices=[]), one_thread(), networks_within_memory(hp, device):
         torch.manual_seed(seed_of(config.seed, "model"))
         return recipe.build(given, hp, rng=generator(config.seed, "learner"), device=device)
+
+
+def check_players(config: TrainConfig, recipe: Recipe, spaces: Sequence[Spaces]) -> None:
+    """An error where two players move in turns and the algorithm would take the other's value for its own."""
+    from rl_training.runtime.registry import ALGORITHMS  # which imports all recipes
+
+    for task, seen in zip(config.tasks, spaces, strict=True):
+        if seen.num_players == 2 and not recipe.two_players:
+            able = " or ".join(name for name, entry in ALGORITHMS.items() if entry.recipe.two_players)
+            raise InputError(
+                f"{task.env_id} is a game of two players who move in turns, and {recipe.name} is for one: use {able}; "
+                "or give env_kwargs an opponent, where the environment has one (TicTacToe-v0: opponent: random), and "
+                "it is a game of one"
+            )
 
 
 @contextlib.contextmanager

@@ -1,0 +1,158 @@
+"""One process for each environment: Gymnasium's AsyncVectorEnv, whose workers outlive no run and hang none."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from multiprocessing.util import Finalize
+from typing import Any, NoReturn
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode
+from gymnasium.vector.async_vector_env import AsyncState, _async_worker
+
+from rl_training.envs.checks import EnvironmentFault, RemoteError
+from rl_training.types import Array, State
+
+IGNORED = (
+    "SIGINT",
+    "SIGTERM",
+    "SIGHUP",
+)  # sent to a whole group of processes, of which only the parent may act on them
+CLOSING = 5.0  # seconds in which workers end by themselves
+
+
+class Workers(AsyncVectorEnv):
+    """Sub-environments are `Episodes`. `timeout` is how many seconds a step or a reset may take."""
+
+    def __init__(self, make: Sequence[Callable[[], gym.Env]], *, env_id: str, timeout: float) -> None:
+        self.env_id, self.timeout, self._owner = env_id, timeout, os.getpid()
+        self._episode = np.full(len(make), -1)  # [N] as far as this process knows; and the steps since its reset [N]
+        self._length = np.zeros(len(make), np.int64)
+        super().__init__(make, autoreset_mode=AutoresetMode.SAME_STEP, worker=run_worker)
+        # Python ends what is left at its exit with SIGTERM, which workers ignore: this comes before that.
+        Finalize(self, kill_all, args=(self.processes,), exitpriority=10)
+
+    def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        rows = (options or {}).get("reset_mask", np.ones(self.num_envs, bool)).copy()
+        self._episode[rows] += 1
+        self._length[rows] = 0
+        return self._answer("reset", self.timeout, seed=seed, options=options)  # type: ignore[no-any-return]
+
+    def step(self, actions: Array) -> tuple[Any, Array, Array, Array, dict[str, Any]]:
+        self._length += 1
+        answer = self._answer("step", self.timeout, actions)
+        over = answer[2] | answer[3]
+        self._episode += over
+        self._length[over] = 0
+        return answer  # type: ignore[no-any-return]
+
+    def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        answer: tuple[Any, ...] = self._answer("call", None, name, *args, **kwargs)  # a replay may take minutes
+        return answer
+
+    def count_from(self, states: Sequence[State]) -> None:
+        """The episodes under way are those of saved states."""
+        self._episode = np.array([int(state["episode"]) for state in states])
+        self._length = np.array([0 if state["actions"] is None else len(state["actions"]) for state in states])
+
+    def _answer(self, what: str, timeout: float | None, *args: Any, **kwargs: Any) -> Any:
+        """Ask all workers and wait for what they answer."""
+        try:
+            getattr(self, f"{what}_async")(*args, **kwargs)
+            return getattr(self, f"{what}_wait")(timeout=timeout)
+        except multiprocessing.TimeoutError:
+            self._hung(timeout)
+        except (EOFError, BrokenPipeError, ConnectionResetError) as error:
+            self._died(error)
+
+    def _where(self, index: int) -> str:
+        when = f"step {self._length[index]}" if self._length[index] else "the beginning"
+        return f"environment {self.env_id!r}, number {index}, at {when} of its episode {self._episode[index]}"
+
+    def _hung(self, timeout: float | None) -> NoReturn:
+        hung = [index for index, pipe in enumerate(self.parent_pipes) if pipe is not None and not pipe.poll(0)]
+        for index in hung:
+            self._drop(index)
+        raise EnvironmentFault(
+            f"{self._where(hung[0] if hung else 0)}: no answer within {timeout:g} s; if it may take that long, raise "
+            "env_kwargs.env_timeout"
+        ) from None
+
+    def _died(self, error: Exception) -> NoReturn:
+        time.sleep(0.1)  # a process that was killed is not gone at once
+        dead = [index for index, process in enumerate(self.processes) if not process.is_alive()]
+        self._state = AsyncState.DEFAULT
+        if not dead:
+            raise error
+        code = self.processes[dead[0]].exitcode
+        for index in dead:
+            self._drop(index)
+        raise EnvironmentFault(f"{self._where(dead[0])}: its process ended with exit code {code}") from None
+
+    def _raise_if_errors(self, successes: Iterable[bool]) -> None:
+        """As the base class, but without its warnings: the error of the first environment, under its own traceback."""
+        failed = list(successes).count(False)
+        if not failed:
+            return
+        self._state = AsyncState.DEFAULT
+        errors = sorted((self.error_queue.get() for _ in range(failed)), key=lambda error: error[0])
+        for index, *_ in errors:
+            self._drop(index)
+        _, _, error, trace = errors[0]
+        raise error from RemoteError(getattr(error, "trace", "") or trace)
+
+    def _drop(self, index: int) -> None:
+        """A worker that answers no more."""
+        self.processes[index].kill()
+        pipe = self.parent_pipes[index]
+        if pipe is not None:
+            pipe.close()
+        self.parent_pipes[index] = None  # type: ignore[call-overload]
+
+    def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
+        """Ask all workers to end, and kill those that do not."""
+        if os.getpid() != self._owner:  # a worker of another backend, which was forked later and has a copy of this
+            return
+        for pipe in self.parent_pipes:
+            if pipe is not None and not pipe.closed:
+                with contextlib.suppress(OSError):  # it has ended already
+                    pipe.send(("close", None))
+        end = time.monotonic() + (0.0 if terminate else CLOSING)
+        for process in self.processes:
+            process.join(max(0.0, end - time.monotonic()))
+        kill_all(self.processes)
+        for pipe in self.parent_pipes:
+            if pipe is not None:
+                pipe.close()
+
+
+def kill_all(processes: Sequence[Any]) -> None:
+    for process in processes:
+        if process.is_alive():
+            process.kill()
+        process.join()
+
+
+def run_worker(*args: Any) -> None:
+    """A worker that ends with its parent and without a word: what there is to say, the parent says."""
+    for name in IGNORED:
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
+    threading.Thread(target=end_with_parent, daemon=True).start()
+    with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
+        _async_worker(*args)
+
+
+def end_with_parent() -> None:
+    """Wait for the parent's end, which an environment in the middle of a long step would not see."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)

@@ -1,0 +1,153 @@
+"""A step holds what was declared: no entry is dropped, none is missing, and its bytes are known beforehand."""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary
+
+from conftest import TINY
+from naive_replay import stream
+from rl_training import ALGORITHMS
+from rl_training.algorithms import replay_based
+from rl_training.config import InputError
+from rl_training.data.fields import fields_of
+from rl_training.data.replay import Replay
+from rl_training.data.rollout import Rollout
+from rl_training.types import Field, Spaces, Step
+
+NUM_ENVS = 3
+
+
+def steps(count: int = 3) -> list[Step]:
+    return [{key: np.array(value) for key, value in step.items()} for step in islice(stream(2), count)]
+
+
+def holders(first: Step | None = None) -> list[Any]:
+    """A rollout and a replay; the fields are those of `first`, or left for the first step to show."""
+    fields = None if first is None else fields_of(first)
+    return [Rollout(8, 2, fields), Replay(8, 2, fields)]
+
+
+@pytest.mark.parametrize("declared", [True, False])
+@pytest.mark.parametrize("kind", [0, 1], ids=["rollout", "replay"])
+def test_an_extra_that_comes_later_is_an_error(kind: int, declared: bool) -> None:
+    first, second, _ = steps()
+    holder = holders(first if declared else None)[kind]
+    holder.add(first)
+    with pytest.raises(InputError, match="'advice', not declared"):
+        holder.add(second | {"advice": np.zeros(2, np.float32)})
+
+
+@pytest.mark.parametrize("kind", [0, 1], ids=["rollout", "replay"])
+def test_an_extra_that_is_missing_is_an_error(kind: int) -> None:
+    first, second, _ = steps()
+    holder = holders()[kind]
+    holder.add(first)
+    del second["logprob"]
+    with pytest.raises(InputError, match="lacks 'logprob'"):
+        holder.add(second)
+
+
+@pytest.mark.parametrize("kind", [0, 1], ids=["rollout", "replay"])
+def test_an_entry_missing_from_the_very_first_step_is_an_error(kind: int) -> None:
+    first, second, _ = steps()
+    holder = holders(first | {"value": np.zeros(2, np.float32)})[kind]
+    with pytest.raises(InputError, match="lacks 'value'"):
+        holder.add(second)
+
+
+@pytest.mark.parametrize("kind", [0, 1], ids=["rollout", "replay"])
+def test_a_wrong_shape_is_an_error(kind: int) -> None:
+    first, second, _ = steps()
+    holder = holders(first)[kind]
+    with pytest.raises(InputError, match=r"'logprob' has shape \(2, 1\), declared is \(2,\)"):
+        holder.add(second | {"logprob": np.zeros((2, 1), np.float32)})
+
+
+def test_a_saved_replay_of_other_entries_is_an_error() -> None:
+    first, *_ = steps()
+    replay = Replay(8, 2, fields_of(first))
+    replay.add(first)
+    other = Replay(8, 2, fields_of(first) | {"value": Field((), np.dtype(np.float32))})
+    with pytest.raises(InputError, match=r"holds action, logprob, .* this one action, logprob, .*value"):
+        other.load_state_dict(replay.state_dict())
+
+
+VECTOR, IMAGES = Box(-1, 1, (5,), np.float32), Box(0, 255, (4, 36, 36), np.uint8)
+MASKED = Dict({"observation": VECTOR, "action_mask": MultiBinary(3)})
+CONTINUOUS = Box(-1, 1, (2,), np.float32)
+CASES: dict[str, tuple[str, Spaces, dict[str, Any]]] = {
+    "dqn": ("dqn", Spaces(VECTOR, Discrete(3)), {"prioritized": False}),
+    "dqn, prioritized, frames": ("dqn", Spaces(IMAGES, Discrete(3), frame_stack=4), {"prioritized": True}),
+    "sac": ("sac", Spaces(VECTOR, CONTINUOUS), {}),
+    "muzero": ("muzero", Spaces(MASKED, Discrete(3)), {}),
+    "muzero, continuous": ("muzero", Spaces(VECTOR, CONTINUOUS), {"num_sampled_actions": 20}),
+    "gumbel_muzero, frames": ("gumbel_muzero", Spaces(IMAGES, Discrete(3), frame_stack=4), {}),
+}
+
+
+def build(case: str, **changes: Any) -> Any:
+    algo, spaces, options = CASES[case]
+    recipe = ALGORITHMS[algo].recipe
+    hp = recipe.hyperparameters(**{**TINY[algo], **options, **changes})
+    return recipe.build(spaces, hp, rng=np.random.default_rng(0), device=torch.device("cpu"))
+
+
+def played(algorithm: Any) -> Step:
+    """One step of random observations, with what `act` says of them."""
+    space = algorithm.spaces.observation
+    parts = space.spaces if isinstance(space, Dict) else {"": space}
+    arrays = {key: np.stack([part.sample() for _ in range(NUM_ENVS)]) for key, part in parts.items()}
+    if "action_mask" in arrays:
+        arrays["action_mask"][:] = 1
+    obs = arrays if isinstance(space, Dict) else arrays[""]
+    decision = algorithm.act(obs, None, explore=True, rng=np.random.default_rng(0))
+    flags = {key: np.zeros(NUM_ENVS, bool) for key in ("terminated", "truncated")}
+    reward = np.zeros(NUM_ENVS, np.float32)
+    first = np.ones(NUM_ENVS, bool)
+    return {"obs": obs, "next_obs": obs, "first": first, "action": decision.action, "reward": reward} | (
+        flags | decision.extras
+    )
+
+
+def allocated(replay: Replay) -> int:
+    """Bytes of every array that a replay holds."""
+    held = [*replay.columns.values(), replay.valid]
+    held += list(replay.obs.values()) if isinstance(replay.obs, dict) else [replay.obs]
+    if replay.priorities:
+        held += [replay.priorities.tree, replay.priorities.priority]
+    return sum(array.nbytes for array in held)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_guard_on_memory_knows_what_will_be_allocated(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    algorithm = build(case, buffer_capacity=1000)
+    replay = algorithm.make_replay(NUM_ENVS)
+    replay.add(played(algorithm))
+    monkeypatch.setattr(replay_based, "usable_memory", lambda: 1.01 * allocated(replay))
+    algorithm.make_replay(NUM_ENVS)
+    monkeypatch.setattr(replay_based, "usable_memory", lambda: 0.99 * allocated(replay))
+    with pytest.raises(InputError, match="1,000 steps take"):
+        algorithm.make_replay(NUM_ENVS)
+
+
+@pytest.mark.parametrize("algo", ["ppo", "a2c"])
+@pytest.mark.parametrize("action", [Discrete(3), CONTINUOUS, MultiBinary(2), gym.spaces.MultiDiscrete([2, 3])], ids=str)
+def test_what_an_actor_critic_declares_is_what_it_gives(algo: str, action: gym.Space) -> None:
+    from rl_training.data.fields import step_fields
+
+    recipe = ALGORITHMS[algo].recipe
+    spaces = Spaces(VECTOR, action)
+    algorithm: Any = recipe.build(
+        spaces, recipe.hyperparameters(), rng=np.random.default_rng(0), device=torch.device("cpu")
+    )
+    algorithm.spaces = spaces
+    fields = step_fields(spaces, algorithm.extra_fields())
+    assert fields == fields_of(played(algorithm))
+    assert fields["value"] == Field((), np.dtype(np.float32))
