@@ -22,7 +22,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from rl_training.runtime import checkpoints, state_files
+from rl_training.runtime import checkpoints, state_files, temporaries
 from rl_training.runtime.checkpoints import (
     CheckpointError,
     find_checkpoint,
@@ -263,7 +263,7 @@ def edit_manifest(path: Path, *, seal: bool = True, **changes: Any) -> None:
         ({"files": {}}, "does not list"),
         ({"files": []}, "does not list"),
         ({"info": {}}, "global_step"),
-        ({"info": 5}, "not a valid checkpoint"),
+        ({"info": 5}, "manifest.json is not valid: info"),
         ({"info": {"global_step": {"$run": "x"}}}, "unknown entry"),
     ],
 )
@@ -572,13 +572,13 @@ def test_a_killed_writer_never_costs_a_checkpoint(tmp_path: Path) -> None:
     assert [name for name in os.listdir(tmp_path) if name.endswith(".tmp")] == []
 
 
-@pytest.mark.skipif(checkpoints.fcntl is None, reason="needs file locks")
+@pytest.mark.skipif(temporaries.fcntl is None, reason="needs file locks")
 def test_only_the_temporaries_of_dead_writers_are_removed(tmp_path: Path) -> None:
     dead, alive = tmp_path / ".step_1.99-a.tmp", tmp_path / ".step_2.99-a.tmp"
     for path in (dead, alive):
         path.mkdir()
         (path / "part.safetensors").write_bytes(b"half")
-    lock = checkpoints._lock(alive)
+    lock = temporaries.lock(alive)
     assert lock is not None
     save(tmp_path / "step_3")
     assert not dead.exists()

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
         resolve_temperature,
     )
     from rl_training.runtime.loading import load_config
+    from rl_training.runtime.outcome import TrainingFailed, TrainingInterrupted, TrainResult
     from rl_training.runtime.policy import Policy
-    from rl_training.runtime.run import TrainingInterrupted, TrainResult
     from rl_training.runtime.workflows import (
         ALGORITHMS,
         evaluate_checkpoint,
@@ -36,8 +36,9 @@ _HOMES = {
     "resolve_temperature": "runtime.controls",
     "load_config": "runtime.loading",
     "Policy": "runtime.policy",
-    "TrainResult": "runtime.run",
-    "TrainingInterrupted": "runtime.run",
+    "TrainResult": "runtime.outcome",
+    "TrainingFailed": "runtime.outcome",
+    "TrainingInterrupted": "runtime.outcome",
     "ALGORITHMS": "runtime.workflows",
     "evaluate_checkpoint": "runtime.workflows",
     "load_policy": "runtime.workflows",
@@ -52,6 +53,7 @@ __all__ = [
     "Policy",
     "TrainConfig",
     "TrainResult",
+    "TrainingFailed",
     "TrainingInterrupted",
     "evaluate_checkpoint",
     "load_config",

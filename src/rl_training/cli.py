@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import sys
@@ -28,19 +29,21 @@ class Verbs(TyperGroup):
             if result is None:
                 _exit("interrupted; nothing was saved since the last checkpoint", 130)
             _exit(f"{error}\nresume with: {_command('resume', '--checkpoint', result.run_dir)}", 130)
-        except (ValueError, ArithmeticError) as error:
+        except (ValueError, ArithmeticError, RuntimeError) as error:
             from rl_training.config import InputError
             from rl_training.runtime.metrics import TrainingDiverged
+            from rl_training.runtime.outcome import TrainingFailed
 
             if isinstance(error, InputError):
                 _exit("\n".join(f"error: {line}" for line in str(error).splitlines()), 2)
-            if isinstance(error, TrainingDiverged):
+            if isinstance(error, TrainingDiverged | TrainingFailed):
                 _exit(f"error: {error}", 1)
             raise
 
 
 def _exit(message: str, code: int) -> NoReturn:
-    print(message, file=sys.stderr)
+    with contextlib.suppress(OSError):  # the terminal may be gone
+        print(message, file=sys.stderr, flush=True)
     raise typer.Exit(code)
 
 
@@ -321,7 +324,10 @@ def _summarize(result: TrainResult, output_dir: Path) -> None:
     from rl_training.runtime.evaluation import describe_evaluation
     from rl_training.runtime.progress import summary
 
-    metrics = result.metrics
+    metrics, end = result.metrics, result.schedules_end
+    total = 2 * int(metrics["global_step"])
+    # With schedules that have come to their end, often at 0, nothing more would be learned.
+    extend = ["--extend", "stretch"] if end is not None and total > end else []
     summary(
         f"Trained {int(metrics['global_step']):,} steps.",
         {
@@ -331,9 +337,7 @@ def _summarize(result: TrainResult, output_dir: Path) -> None:
         },
         {
             "evaluate": _command("eval", "--checkpoint", result.run_dir, "--num-episodes", 100),
-            "resume": _command(
-                "resume", "--checkpoint", result.run_dir, "--total-timesteps", 2 * int(metrics["global_step"])
-            ),
+            "resume": _command("resume", "--checkpoint", result.run_dir, "--total-timesteps", total, *extend),
             "curves": f"{_program('tensorboard')} --logdir {shlex.quote(str(output_dir))}",
         },
     )
@@ -354,7 +358,18 @@ def _program(name: str) -> str:
 
 
 def main() -> None:
-    app()
+    try:
+        app()
+    finally:
+        _leave_lost_output()
+
+
+def _leave_lost_output() -> None:
+    """What a terminal that is gone did not take is dropped, or Python would fail to write it at its end."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

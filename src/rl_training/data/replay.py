@@ -17,12 +17,14 @@ from torch import Tensor
 
 from rl_training.config import InputError
 from rl_training.data.batch import tree_map
+from rl_training.data.state_check import MOST, compare_state
 from rl_training.types import Array, Batch, Observation, State, Step
 
 if TYPE_CHECKING:
     from rl_training.data.priorities import Priorities
 
 NOT_STORED = ("obs", "next_obs", "first", "live")
+CURSORS = ("cursor", "under_way")
 GAP = 16  # one part in so many is spare: it is written to while a checkpoint reads the rest
 
 
@@ -72,7 +74,7 @@ class Replay:
     def add(self, step: Step) -> None:
         """Keep one step of every environment, without the dead rows."""
         if self.obs is None:
-            self._allocate(step)
+            self.allocate(step)
         env = self._envs
         if "live" in step:
             env = np.flatnonzero(step["live"])
@@ -272,7 +274,8 @@ class Replay:
     def _there(self, array: Array) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self.device, copy=True)
 
-    def _allocate(self, step: Step) -> None:
+    def allocate(self, step: Step) -> None:
+        """Make room for steps like this one; done by the first `add` where nobody has done so."""
         obs = tree_map(lambda x: x[:, -1], step["obs"]) if self.stack > 1 else step["obs"]
         stored = {key: value for key, value in step.items() if key not in NOT_STORED}
         self.obs = tree_map(self._empty, obs)
@@ -343,29 +346,40 @@ class Replay:
         }
 
     def load_state_dict(self, state: State) -> None:
+        """Where `allocate` has told what a step holds, the state must hold the same."""
+        self._check_state(state)
+        self.cursor, self.under_way = state["cursor"].copy(), state["under_way"].copy()
+        self.added = state["added"]
+        if "obs" not in state:
+            return
+        seen, stepped = self._slices(self.cursor + self.under_way), self._slices(self.cursor)
+        if self.obs is None:
+            self.obs = tree_map(lambda parts: self._empty(parts[0]), state["obs"])
+            self.columns = {key: self._empty(parts[0]) for key, parts in state["columns"].items()}
+        fill(self.obs, state["obs"], seen, "replay.obs")
+        fill(self.columns, state["columns"], stepped, "replay.columns")
+        fill(self.valid, state["valid"], stepped, "replay.valid")
+        self._copy_there()
+        self.size = int(self.valid.sum())
+        if self.priorities:
+            self.priorities.load_state_dict(state["priorities"])
+            if (self.priorities.priority > 0)[~self.valid].any():
+                raise ValueError("replay.priorities has some of steps that cannot be drawn")
+
+    def _check_state(self, state: State) -> None:
+        expected = {"rows": int, "added": int, "cursor": np.ndarray, "under_way": np.ndarray, "priorities": object}
+        content = {"obs": object, "columns": dict, "valid": list}
+        compare_state(expected | (content if "obs" in state else {}), state, "replay")
         if state["rows"] != self.rows or len(state["cursor"]) != self.num_envs:
             raise InputError(
                 f"the saved replay has {state['rows']:,} rows for each of {len(state['cursor'])} environments, this "
                 f"one {self.rows:,} for {self.num_envs}: keep buffer_capacity and num_envs when resuming"
             )
-        self.cursor, self.under_way = np.array(state["cursor"]), np.array(state["under_way"])
-        self.added = state["added"]
-        if "obs" not in state:
-            return
-        seen, stepped = self._slices(self.cursor + self.under_way), self._slices(self.cursor)
-        self.obs = tree_map(lambda parts: self._filled(parts, seen), state["obs"])
-        self._copy_there()
-        self.columns = {key: self._filled(parts, stepped) for key, parts in state["columns"].items()}
-        self.valid = self._filled(state["valid"], stepped)
-        self.size = int(self.valid.sum())
-        if self.priorities:
-            self.priorities.load_state_dict(state["priorities"])
-
-    def _filled(self, parts: list[Array], slices: list[slice]) -> Array:
-        array = self._empty(parts[0])
-        for part, rows in zip(slices, parts, strict=True):
-            array[part] = rows
-        return array
+        compare_state({"cursor": self.cursor, "under_way": self.under_way}, {k: state[k] for k in CURSORS}, "replay")
+        if not 0 <= state["cursor"].min() <= state["cursor"].max() < MOST // 2:
+            raise ValueError(f"replay.cursor should count rows, got {state['cursor'].tolist()}")
+        if ("obs" in state) != bool(state["cursor"].any() or state["under_way"].any()):
+            raise ValueError("replay.cursor and replay.obs do not agree on whether there are steps")
 
 
 def write(tree: Any, place: Any, rows: Any) -> None:
@@ -374,6 +388,18 @@ def write(tree: Any, place: Any, rows: Any) -> None:
             write(branch, place, rows[key])
     else:
         tree[place] = rows
+
+
+def fill(tree: Any, parts: Any, slices: list[slice], entry: str) -> None:
+    """Write saved parts [rows, ...] to their places in arrays, nested alike."""
+    if isinstance(tree, dict):
+        compare_state(dict.fromkeys(tree, object), parts, entry)
+        for key, branch in tree.items():
+            fill(branch, parts[key], slices, f"{entry}.{key}")
+    else:
+        compare_state([tree[place] for place in slices], parts, entry)
+        for place, rows in zip(slices, parts, strict=True):
+            tree[place] = rows
 
 
 def _priorities(places: int) -> Priorities:

@@ -106,6 +106,19 @@ class EnvRunner:
             step["live"] = result.live
         return step
 
+    def sketch(self, act: Act) -> Step:
+        """What `step` would give, but for what only the environments know: to learn names, shapes and types."""
+        decision = act(self.obs, self.memory, explore=True, rng=np.random.default_rng(0))
+        flag = np.zeros(self.num_envs, bool)
+        return {
+            "obs": self._raw if self.raw_steps else self.obs,
+            "action": decision.action,
+            "reward": np.zeros(self.num_envs, np.float32),
+            "terminated": flag,
+            "truncated": flag,
+            **decision.extras,
+        }
+
     def _count(self, result: EnvStep) -> None:
         """Keep the books on raw rewards and whole games."""
         reward = result.reward
@@ -165,6 +178,10 @@ class EnvRunner:
             "recent_returns": list(self.recent_returns),
             "recent_lengths": list(self.recent_lengths),
         }
+
+    def state_pattern(self) -> State:
+        plain = {"envs": object, "memory": object, "recent_returns": [float], "recent_lengths": [int]}
+        return {**self.state_dict(), **plain}  # the environments and the policy know what they hold
 
     def load_state_dict(self, state: State) -> None:
         """Load after the normaliser. `not_restored` then says which environments had to begin a new episode."""

@@ -33,6 +33,8 @@ def prepare(run: TrainingRun) -> None:
     for task, runner in enumerate(run.tasks.runners):
         replay = algorithm.make_replay(run.config.num_envs, task=task)
         replay.scaling = runner.normalizer
+        if run.restored_steps:
+            replay.allocate(run.restored_steps[task])
         run.keep(replay_name(task), replay, in_best=False)
     if hasattr(algorithm, "note_scores"):
         run.callbacks.append(tell_scores)

@@ -26,4 +26,6 @@ def run_off_policy(config: TrainConfig, recipe: Recipe, **options: Any) -> Train
 def keep_replay(run: TrainingRun) -> None:
     replay = cast(OffPolicyAlgorithm, run.algorithm).make_replay(run.config.num_envs)
     replay.scaling = run.runner.normalizer
+    for step in run.restored_steps:
+        replay.allocate(step)
     run.keep("replay", replay, in_best=False)

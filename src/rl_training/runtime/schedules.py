@@ -357,18 +357,14 @@ def first_violation(schedule: Schedule, horizon: int, *, low: float, high: float
 
     Rounding in the last digits is forgiven: values are clipped to their bounds where they are used.
     """
-    last = horizon - 1
     slack = 1e-9 * max(1.0, abs(low) if math.isfinite(low) else 0.0, abs(high) if math.isfinite(high) else 0.0)
-    knots = (int(k) for k in schedule.knots(_length(schedule, horizon)))
-    warm = length_of(schedule.warmup.steps, horizon) if schedule.warmup else 0
-    steps = {0, last, warm, *knots, *(round(last * i / 1024) for i in range(1025))}
 
     def bad(step: int) -> bool:
         value = schedule.at(step, horizon)
         return not (math.isfinite(value) and low - slack <= value <= high + slack)
 
     good = -1
-    for step in sorted(s for s in steps if 0 <= s <= last):
+    for step in _samples(schedule, horizon):
         if bad(step):
             while step - good > 1:  # the value is monotone here, so the border can be bisected
                 middle = (good + step) // 2
@@ -376,6 +372,21 @@ def first_violation(schedule: Schedule, horizon: int, *, low: float, high: float
             return step, schedule.at(step, horizon)
         good = step
     return None
+
+
+def is_zero_from(schedule: Schedule, horizon: int, step: int) -> bool:
+    """Whether the value is 0 at `step` and at every later one."""
+    first = min(step, horizon - 1)  # past the horizon the last value holds
+    return not any(schedule.at(s, horizon) for s in (first, *_samples(schedule, horizon)) if s >= first)
+
+
+def _samples(schedule: Schedule, horizon: int) -> list[int]:
+    """Rising steps, the first and the last among them; between two of them the value is monotone."""
+    last = horizon - 1
+    knots = (int(k) for k in schedule.knots(_length(schedule, horizon)))
+    warm = length_of(schedule.warmup.steps, horizon) if schedule.warmup else 0
+    steps = {0, last, warm, *knots, *(round(last * i / 1024) for i in range(1025))}
+    return sorted(s for s in steps if 0 <= s <= last)
 
 
 def _length(schedule: Schedule, horizon: int) -> int:
