@@ -19,9 +19,10 @@ class StateMismatch(ValueError):
 def compare_state(expected: Any, found: Any, entry: str) -> None:
     """Raise a StateMismatch that names the first entry of `found` which is not like `expected`.
 
-    `expected` is a state of the same part: keys, types, shapes and dtypes must agree, values need not. None, an empty
-    dict and an empty list say nothing of what they will hold. Where a state varies, a type stands in place of a value:
-    `int` (a counter), `float | None`, `np.ndarray`, `object` (anything); `[float]` and `{str: float}` are any number.
+    `expected` is a state of the same part: keys, types, shapes and dtypes must agree, values need not; but tensors,
+    which are weights, have no NaN. None, an empty dict and an empty list say nothing of what they will hold. Where a
+    state varies, a type stands in place of a value: `int` (a counter), `float | None`, `np.ndarray`, `object`
+    (anything); `[float]` and `{str: float}` are any number of them.
     """
     if isinstance(expected, type | UnionType):
         _compare_type(expected, found, entry)
@@ -64,6 +65,8 @@ def _compare_array(expected: Any, found: Any, entry: str) -> None:
     same = isinstance(found, kind) and found.dtype == expected.dtype and found.shape == expected.shape
     if not same:
         raise StateMismatch(f"{entry} should be {_describe(expected)}, got {_describe(found)}")
+    if isinstance(found, Tensor) and found.is_floating_point() and found.isnan().any():
+        raise StateMismatch(f"{entry} should be numbers, but some are NaN")
 
 
 def _compare_type(expected: Any, found: Any, entry: str) -> None:

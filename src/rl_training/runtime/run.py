@@ -258,7 +258,8 @@ class TrainingRun:
         try:
             check_finite(metrics, self.step)
         except TrainingDiverged as diverged:
-            remedy = f"try a lower learning rate; {last_good(self.checkpoint_path)}"
+            self.saver.join()
+            remedy = f"try a lower learning rate; {last_good(self._last_good())}"
             raise TrainingDiverged(diverged.step, diverged.name, diverged.value, remedy=remedy) from None
 
     def _current(self) -> Metrics:
@@ -341,10 +342,12 @@ class TrainingRun:
 
     def failure(self, cause: str) -> TrainingFailed:
         """The error to raise where something outside the algorithm ends the run; from any thread."""
-        saved = self._on_disk if self._on_disk is not None and self._on_disk.exists() else None
-        if saved is None and self.resume is not None and self.resume.path.exists():
-            saved = self.resume.path
-        return TrainingFailed(cause, step=self.step, run_dir=self.dir, checkpoint_path=saved)
+        return TrainingFailed(cause, step=self.step, run_dir=self.dir, checkpoint_path=self._last_good())
+
+    def _last_good(self) -> Path | None:
+        """The newest checkpoint that is whole, its own or the one it was resumed from."""
+        paths = [self._on_disk, self.resume.path if self.resume else None]
+        return next((path for path in paths if path is not None and path.exists()), None)
 
     def _info(self) -> dict[str, Any]:
         return {
