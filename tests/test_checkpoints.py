@@ -606,6 +606,24 @@ def test_of_checkpoints_that_are_removed_while_they_are_read_the_next_is_taken(
     assert open_checkpoint(tmp_path, parts).step == (3 if newer else 1)
 
 
+def test_a_checkpoint_that_replaces_the_only_one_during_a_listing_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(tmp_path / "step_2", step=2)
+    original, calls = os.listdir, []
+
+    def replaced_after(directory: Path) -> list[str]:
+        names = original(directory)
+        calls.append(directory)
+        if len(calls) == 1:
+            shutil.rmtree(tmp_path / "step_2")
+            save(tmp_path / "step_3", step=3)
+        return names
+
+    monkeypatch.setattr(checkpoints.os, "listdir", replaced_after)
+    assert open_checkpoint(tmp_path).step == 3
+
+
 def test_a_missing_file_reported_by_the_tensor_library_is_a_missing_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

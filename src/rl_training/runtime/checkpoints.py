@@ -154,7 +154,9 @@ def _newest_sound(path: Path, read: Callable[[Path], Result]) -> Result:
 def _newest_first(path: Path) -> list[Path]:
     """The checkpoints of a run folder or `checkpoints` directory; at least one."""
     directory = path / "checkpoints" if (path / "checkpoints").is_dir() else path
-    found = [directory / step_dir_name(step) for step in reversed(_saved_steps(directory))]
+    found: list[Path] = []
+    for _ in range(10):  # a listing may miss both the checkpoint that a run has just let go and the one that followed
+        found = found or [directory / step_dir_name(step) for step in reversed(_saved_steps(directory))]
     if not found and (STEP_NAME.fullmatch(path.name) or path.name == "best"):
         raise CheckpointError(f"{path} has no {MANIFEST}: it is damaged or not a checkpoint; use another one")
     if not found:
