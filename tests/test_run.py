@@ -278,6 +278,27 @@ def test_a_resumed_run_says_over_which_horizon(tiny_config, capsys):
     assert "schedules run over 256 steps" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("rate", "extend", "remedy"),
+    [
+        ({"kind": "linear", "start": 1e-3, "end": 0}, "keep", "--extend stretch"),
+        ({"kind": "linear", "start": 1e-3, "end": 0, "duration": 128}, "keep", "in a callback"),
+        ({"kind": "linear", "start": 1e-3, "end": 0, "duration": 128}, "stretch", "in a callback"),
+        ({"kind": "linear", "start": 1e-3, "end": 0}, "stretch", None),
+        ({"kind": "linear", "start": 1e-3, "end": 1e-6}, "keep", None),
+    ],
+)
+def test_a_resumed_run_that_will_learn_nothing_names_a_remedy_that_helps(rate, extend, remedy, tiny_config, capsys):
+    result = train(tiny_config("a2c", learning_rate=rate), progress="silent")
+    resumed = resume_training(result.run_dir, total_timesteps=320, extend=extend, progress="plain")
+    before, after = (load_checkpoint(path).state["algorithm"]["model"] for path in (result.run_dir / "checkpoints" /
+        "step_256", resumed.checkpoint_path))  # fmt: skip
+    assert all(torch.equal(before[name], after[name]) for name in before) == (remedy is not None)
+    out = capsys.readouterr().out
+    assert ("WARNING: learning_rate is 0 from here to step 320" in out) == (remedy is not None)
+    assert remedy is None or remedy in out
+
+
 def test_a_policy_has_the_hyperparameters_of_its_step(tiny_config):
     result = train(tiny_config("ppo", ent_coef={"kind": "linear", "start": 0.4, "end": 0.2}), progress="silent")
     assert load_policy(result.run_dir).algorithm.ent_coef == pytest.approx(0.2)
