@@ -22,7 +22,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from rl_training.runtime import checkpoints, state_files
+from rl_training.runtime import checkpoints, state_files, temporaries
 from rl_training.runtime.checkpoints import (
     CheckpointError,
     find_checkpoint,
@@ -263,7 +263,7 @@ def edit_manifest(path: Path, *, seal: bool = True, **changes: Any) -> None:
         ({"files": {}}, "does not list"),
         ({"files": []}, "does not list"),
         ({"info": {}}, "global_step"),
-        ({"info": 5}, "not a valid checkpoint"),
+        ({"info": 5}, "manifest.json is not valid: info"),
         ({"info": {"global_step": {"$run": "x"}}}, "unknown entry"),
     ],
 )
@@ -572,13 +572,100 @@ def test_a_killed_writer_never_costs_a_checkpoint(tmp_path: Path) -> None:
     assert [name for name in os.listdir(tmp_path) if name.endswith(".tmp")] == []
 
 
-@pytest.mark.skipif(checkpoints.fcntl is None, reason="needs file locks")
+STAGES = {  # what is called while a checkpoint is read, and before which call the run lets it go
+    "before the manifest": ("_read_manifest", 1),
+    "before the first file": ("_open_checked", 1),
+    "before the second file": ("_open_checked", 2),
+    "between checking and loading tensors": ("load_file", 1),
+    "before the size of a part that is not read": ("_check_size", 1),
+    "before the config": ("_read_json", 2),
+}
+
+
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("newer", [True, False])
+def test_of_checkpoints_that_are_removed_while_they_are_read_the_next_is_taken(
+    stage: str, newer: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = {"part": {"x": np.arange(5)}, "other": {"y": np.arange(3)}}
+    for step in (1, 2):
+        save(tmp_path / f"step_{step}", state, step=step)
+    name, which = STAGES[stage]
+    original, calls = getattr(checkpoints, name), []
+
+    def removed_before(*args: Any) -> Any:
+        calls.append(args)
+        if len(calls) == which:
+            if newer:
+                save(tmp_path / "step_3", state, step=3)
+            shutil.rmtree(tmp_path / "step_2")
+        return original(*args)
+
+    monkeypatch.setattr(checkpoints, name, removed_before)
+    parts = ["part"] if name == "_check_size" else None
+    assert open_checkpoint(tmp_path, parts).step == (3 if newer else 1)
+
+
+def test_a_checkpoint_that_replaces_the_only_one_during_a_listing_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(tmp_path / "step_2", step=2)
+    original, calls = os.listdir, []
+
+    def replaced_after(directory: Path) -> list[str]:
+        names = original(directory)
+        calls.append(directory)
+        if len(calls) == 1:
+            shutil.rmtree(tmp_path / "step_2")
+            save(tmp_path / "step_3", step=3)
+        return names
+
+    monkeypatch.setattr(checkpoints.os, "listdir", replaced_after)
+    assert open_checkpoint(tmp_path).step == 3
+
+
+def test_a_missing_file_reported_by_the_tensor_library_is_a_missing_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some of its versions say so by a RuntimeError."""
+    for step in (1, 2):
+        save(tmp_path / f"step_{step}", {"part": {"x": np.arange(5)}}, step=step)
+    original = checkpoints.load_file
+
+    def removed(file: Path) -> Any:
+        if file.parent.name == "step_2":
+            shutil.rmtree(file.parent)
+            raise RuntimeError("unable to open file: it does not exist")
+        return original(file)
+
+    monkeypatch.setattr(checkpoints, "load_file", removed)
+    assert open_checkpoint(tmp_path).step == 1
+
+
+@pytest.mark.skipif(temporaries.fcntl is None, reason="needs file locks")
+def test_a_temporary_that_is_swept_before_it_is_locked_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original, calls = temporaries.lock, []
+
+    def swept(directory: Path, **options: Any) -> int | None:
+        calls.append(directory)
+        if len(calls) == 1:
+            shutil.rmtree(directory)
+        return original(directory, **options)
+
+    monkeypatch.setattr(temporaries, "lock", swept)
+    assert load_checkpoint(save(tmp_path / "step_3")).step == load_checkpoint(tmp_path / "step_3").step
+    assert len(calls) == 2
+
+
+@pytest.mark.skipif(temporaries.fcntl is None, reason="needs file locks")
 def test_only_the_temporaries_of_dead_writers_are_removed(tmp_path: Path) -> None:
     dead, alive = tmp_path / ".step_1.99-a.tmp", tmp_path / ".step_2.99-a.tmp"
     for path in (dead, alive):
         path.mkdir()
         (path / "part.safetensors").write_bytes(b"half")
-    lock = checkpoints._lock(alive)
+    lock = temporaries.lock(alive)
     assert lock is not None
     save(tmp_path / "step_3")
     assert not dead.exists()

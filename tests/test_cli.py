@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import subprocess
 import sys
 
 import pytest
+import torch
 import yaml
 from typer.testing import CliRunner
 
 from conftest import REPOSITORY
-from rl_training import load_config
+from rl_training import load_config, load_policy
 from rl_training.cli import app
 from rl_training.config import InputError
-from rl_training.runtime import workflows
+from rl_training.runtime import checkpoints, workflows
+from rl_training.runtime.checkpoints import load_checkpoint
 from rl_training.runtime.preview import plot, save_png
 from test_training_controls import controls
 
@@ -65,9 +68,52 @@ def test_the_printed_next_commands_run(run_dir, tmp_path):
         line.split()[0]: line.split("rl-training ", 1)[1] for line in text.splitlines() if "rl-training " in line
     }
     assert "eval_return_mean" in cli(*printed["evaluate"].split())
-    resumed = cli(*printed["resume"].split(), "--output-dir", tmp_path, "--extend", "stretch")
+    resumed = cli(*printed["resume"].split(), "--output-dir", tmp_path)
     assert "Trained 1,024 steps" in resumed
     assert f"resumed from {folder / 'checkpoints' / 'step_512'}" in resumed
+    assert "WARNING" not in resumed
+    (again,) = tmp_path.iterdir()
+    before, after = (load_policy(path).algorithm.model.state_dict() for path in (folder, again))
+    assert all(not torch.equal(before[name], after[name]) for name in before)
+
+
+def test_the_printed_resume_stretches_only_what_is_scheduled(tmp_path):
+    fixed = ["--set", "algo_kwargs.learning_rate=0.001", "--set", "algo_kwargs.clip_coef=0.2"]
+    text = cli("train", CARTPOLE, *SMALL, *fixed, "--output-dir", tmp_path)
+    assert "--total-timesteps 1024" in text
+    assert "--extend" not in text
+
+
+def test_a_resume_that_learns_nothing_says_so_before_it_starts(run_dir, tmp_path):
+    folder, _ = run_dir
+    words = ["resume", "--checkpoint", folder, "--total-timesteps", 1024, "--output-dir", tmp_path]
+    lines = cli(*words, "--progress", "plain").splitlines()
+    warning = next(i for i, line in enumerate(lines) if "learning_rate is 0 from here to step 1,024" in line)
+    assert "--extend stretch" in lines[warning]
+    assert warning < next(i for i, line in enumerate(lines) if "1,024/1,024" in line)
+    assert "learning_rate is 0" not in cli(*words, "--progress", "plain", "--extend", "stretch")
+
+
+def test_a_checkpoint_that_cannot_be_written_is_one_line_and_exit_1(tmp_path, monkeypatch):
+    write, writes = checkpoints._write_file, []
+
+    def full(file, blocks):
+        writes.append(file)
+        if len(writes) > 8:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(file, blocks)
+
+    monkeypatch.setattr(checkpoints, "_write_file", full)
+    words = ["train", CARTPOLE, *SMALL, "--set", "checkpoint_interval=64", "--output-dir", tmp_path]
+    errors = cli(*words, "--set", "algo_kwargs.num_steps=32", "--run-suffix", "full", code=1)
+    folder = tmp_path / "ppo__CartPole-v1__seed0__full"
+    saved = folder / "checkpoints"
+    assert errors.strip() == (
+        f"error: training failed at step 128: {saved / 'step_128'} cannot be written: No space left on device; "
+        f"the last good checkpoint is {saved / 'step_64'}"
+    )
+    assert json.loads((folder / "metadata.json").read_text())["status"].startswith("failed: TrainingFailed")
+    assert load_checkpoint(folder / "checkpoints" / "step_64").step == 64
 
 
 def test_eval_of_a_checkpoint(run_dir):

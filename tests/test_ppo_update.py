@@ -178,6 +178,24 @@ def test_target_kl_ends_an_update_before_the_step_that_would_go_further() -> Non
     assert torch.equal(vector(free), vector(loose))
 
 
+@pytest.mark.parametrize(("share", "steps"), [(0.9, 1), (1.1, 1), (1.49, 1), (1.51, 0), (2.0, 0)])
+def test_an_update_ends_at_one_and_a_half_times_target_kl(share: float, steps: int) -> None:
+    """The policy has moved `share` times target_kl away when the update begins."""
+    ppo = make_ppo(num_minibatches=1, update_epochs=1)
+    rollout = random_rollout(ppo, DISCRETE, num_steps=16, num_envs=4)
+    perturb(ppo.model, 0.1)
+    data = rollout.batch
+    with torch.no_grad():
+        policy, _ = ppo.model(data["obs"].flatten(0, 1))
+        log_ratio = (policy.log_prob(data["action"].flatten()) - data["logprob"].flatten()).double()
+    kl = float((log_ratio.exp() - 1 - log_ratio).mean())
+    assert kl > 1e-4
+    ppo.hp, before = dataclasses.replace(ppo.hp, target_kl=kl / share), vector(ppo)
+    ppo.update(rollout)
+    assert ppo.gradient_steps == steps
+    assert torch.equal(vector(ppo), before) == (steps == 0)
+
+
 def test_one_sample_is_not_normalized() -> None:
     ppo = make_ppo(num_minibatches=100, update_epochs=1)
     metrics = ppo.update(random_rollout(ppo, DISCRETE, num_steps=3, num_envs=2))

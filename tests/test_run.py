@@ -19,7 +19,7 @@ from rl_training import TrainingInterrupted, load_policy, resume_training, train
 from rl_training.algorithms.muzero import MuZeroHyperparameters
 from rl_training.config import InputError
 from rl_training.envs.tasks import clips_reward
-from rl_training.runtime import evaluation
+from rl_training.runtime import evaluation, temporaries
 from rl_training.runtime import run as run_module
 from rl_training.runtime.a2c_trainer import A2C_RECIPE, train_a2c
 from rl_training.runtime.checkpoints import load_checkpoint
@@ -136,6 +136,78 @@ def test_early_stopping_counts_on_after_a_resume(scores, tiny_config):
     assert "did not improve in 3" in json.loads((resumed.run_dir / "metadata.json").read_text())["status"]
 
 
+class Counts:
+    """A callback that counts its calls, from where it is told to begin."""
+
+    def __init__(self, count=0, name=None):
+        self.count, self.name = count, name
+
+    def __call__(self, run):
+        self.count += 1
+
+    def state_dict(self):
+        return {"count": self.count}
+
+    def load_state_dict(self, state):
+        self.count = state["count"]
+
+
+class Others(Counts):
+    pass
+
+
+def test_callbacks_get_their_own_state_back_by_name(tiny_config, capsys):
+    half = train(tiny_config("ppo"), callbacks=[Counts(), Others(100), stop_at(128)], progress="silent")
+    others = Others()
+    resume_training(half.run_dir, callbacks=[others], progress="plain", total_timesteps=160)
+    assert others.count == 105  # 4 records before, 1 after
+    text = capsys.readouterr().out
+    assert f"{half.checkpoint_path} holds the state of a callback Counts, which this run does not have" in text
+    assert "Others" not in text
+    counts, others = Counts(), Others()
+    resume_training(half.run_dir, callbacks=[others, counts], progress="plain", total_timesteps=160)
+    assert (counts.count, others.count) == (5, 105)
+    assert "a callback" not in capsys.readouterr().out
+
+
+def test_callbacks_of_one_class_are_told_apart(tiny_config, capsys):
+    def resumed(*callbacks):
+        resume_training(half.run_dir, callbacks=callbacks, progress="plain", total_timesteps=160)
+        return [callback.count for callback in callbacks]
+
+    first = [Counts(0), Counts(100), Counts(200, name="late"), stop_at(128)]
+    half = train(tiny_config("ppo"), callbacks=first, progress="silent")
+    assert load_checkpoint(half.checkpoint_path).state.keys() >= {
+        "callback_Counts", "callback_Counts_2", "callback_late"
+    }  # fmt: skip
+    assert resumed(Counts(), Counts()) == [5, 105]
+    assert "callback late, which this run does not have" in capsys.readouterr().out
+    assert resumed(Counts(name="late"), Counts()) == [205, 5]
+    assert resumed(Counts(name="new"))[0] == 1
+    assert "holds no state of the callback new: it begins anew" in capsys.readouterr().out
+
+
+def test_a_callbacks_name_is_part_of_a_file_name(tiny_config):
+    config = tiny_config("ppo")
+    with pytest.raises(InputError, match=r"a callback's name should be letters, digits, _ and -, got '\.\./x'"):
+        train(config, callbacks=[Counts(name="../x")], progress="silent")
+    assert not config.output_dir.exists() or not list(config.output_dir.iterdir())
+
+
+@pytest.mark.parametrize("what", ["a run folder", "a checkpoint"])
+def test_a_resume_sweeps_what_killed_writers_left_where_it_comes_from(what, tiny_config):
+    half = train(tiny_config("ppo"), callbacks=[stop_at(128)], progress="silent")
+    dead, alive = (half.run_dir / "checkpoints" / f".step_{step}.99-a.tmp" for step in (1, 2))
+    for path in (dead, alive):
+        path.mkdir()
+        (path / "algorithm.safetensors").write_bytes(b"half")
+    lock = temporaries.lock(alive)
+    resume_training(half.run_dir if what == "a run folder" else half.checkpoint_path, progress="silent")
+    assert not dead.exists()
+    assert (alive / "algorithm.safetensors").exists()
+    os.close(lock)
+
+
 def test_a_run_leaves_the_process_as_it_was(tiny_config):
     torch.set_num_threads(2)
     seen, closed = [], []
@@ -238,6 +310,27 @@ def test_a_resumed_run_says_over_which_horizon(tiny_config, capsys):
     result = train(tiny_config("a2c"), progress="silent")
     resume_training(result.run_dir, total_timesteps=320, progress="plain")
     assert "schedules run over 256 steps" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("rate", "extend", "remedy"),
+    [
+        ({"kind": "linear", "start": 1e-3, "end": 0}, "keep", "--extend stretch"),
+        ({"kind": "linear", "start": 1e-3, "end": 0, "duration": 128}, "keep", "in a callback"),
+        ({"kind": "linear", "start": 1e-3, "end": 0, "duration": 128}, "stretch", "in a callback"),
+        ({"kind": "linear", "start": 1e-3, "end": 0}, "stretch", None),
+        ({"kind": "linear", "start": 1e-3, "end": 1e-6}, "keep", None),
+    ],
+)
+def test_a_resumed_run_that_will_learn_nothing_names_a_remedy_that_helps(rate, extend, remedy, tiny_config, capsys):
+    result = train(tiny_config("a2c", learning_rate=rate), progress="silent")
+    resumed = resume_training(result.run_dir, total_timesteps=320, extend=extend, progress="plain")
+    before, after = (load_checkpoint(path).state["algorithm"]["model"] for path in (result.run_dir / "checkpoints" /
+        "step_256", resumed.checkpoint_path))  # fmt: skip
+    assert all(torch.equal(before[name], after[name]) for name in before) == (remedy is not None)
+    out = capsys.readouterr().out
+    assert ("WARNING: learning_rate is 0 from here to step 320" in out) == (remedy is not None)
+    assert remedy is None or remedy in out
 
 
 def test_a_policy_has_the_hyperparameters_of_its_step(tiny_config):

@@ -18,6 +18,7 @@ from rl_training.runtime.a2c_trainer import A2C_RECIPE
 from rl_training.runtime.callbacks import EarlyStopping
 from rl_training.runtime.checkpoints import load_checkpoint
 from rl_training.runtime.metrics import TrainingDiverged
+from rl_training.runtime.outcome import TrainingFailed
 from rl_training.runtime.run import TrainingRun
 from rl_training.runtime.saving import Saver, copied_state
 from test_contract import assert_equal_state
@@ -227,9 +228,9 @@ def test_a_failed_write_is_told_by_the_next_save_and_can_be_made_again(make_run,
         begin(run, writes)
         writes.error = OSError("no space left")
         run.save(wait=False)
-        with pytest.raises(OSError) as caught:
+        with pytest.raises(TrainingFailed) as caught:
             run.save(wait=False)
-        assert caught.value is writes.error
+        assert caught.value.__cause__ is writes.error
         assert not ring.held
         assert run.checkpoint_path is None
         writes.error = None
@@ -237,7 +238,7 @@ def test_a_failed_write_is_told_by_the_next_save_and_can_be_made_again(make_run,
 
 
 def test_a_failed_write_is_told_at_the_end(make_run, writes):
-    with pytest.raises(OSError, match="no space left"), make_run(Ring()) as run:
+    with pytest.raises(TrainingFailed, match="no space left"), make_run(Ring()) as run:
         begin(run, writes)
         writes.error = OSError("no space left")
         run.save(wait=False)
@@ -249,7 +250,7 @@ def test_a_best_that_cannot_be_written_is_told_at_the_end(make_run, writes):
         begin(run, writes)
         run.save()
         writes.error = OSError("no space left")
-        with pytest.raises(OSError, match="no space left"):
+        with pytest.raises(TrainingFailed, match="no space left"):
             run.finish()
     assert json.loads((run.dir / "metadata.json").read_text())["status"] != "finished"
 
@@ -258,7 +259,7 @@ def test_leaving_without_an_end_waits_and_tells(make_run, writes):
     with make_run(Ring()) as run:
         path = begin(run, writes).save(wait=False)
     assert load_checkpoint(path).step == 16
-    with pytest.raises(OSError, match="no space left"), make_run(Ring()) as run:
+    with pytest.raises(TrainingFailed, match="no space left"), make_run(Ring()) as run:
         begin(run, writes)
         writes.error = OSError("no space left")
         run.save(wait=False)
@@ -273,7 +274,7 @@ def test_a_failed_write_hides_no_other_error(make_run, writes, capsys):
         run.save(wait=False)
         raise RuntimeError("on purpose")
     assert not ring.held
-    assert "could not be written: OSError: no space left" in capsys.readouterr().out
+    assert "step_16 cannot be written: no space left" in capsys.readouterr().out
     assert "on purpose" in json.loads((run.dir / "metadata.json").read_text())["status"]
 
 
@@ -361,11 +362,12 @@ def test_a_resumed_run_says_what_its_checkpoint_does_not_hold(make_run, writes, 
             resumed.keep("ring", ring)
         assert capsys.readouterr().out.count(note) == notes
         assert ring.data.any() == (not notes)
-        new = EarlyStopping(target=1.0)  # nobody expects a checkpoint to hold a callback that its run did not have
+        new = EarlyStopping(target=1.0)
         with make_run(ring, resume=load_checkpoint(path), progress="plain", callbacks=[new]):
             pass  # kept before the run begins
         out = capsys.readouterr().out
-        assert (out.count(note), out.count("holds no")) == (notes, notes)
+        assert (out.count(note), out.count("is filled anew")) == (notes, notes)
+        assert out.count("holds no state of the callback EarlyStopping: it begins anew") == 1
 
 
 def test_what_was_restored_is_not_kept_a_second_time(make_run, writes):

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from conftest import TINY
 from rl_training import ALGORITHMS, resume_training, train
+from rl_training.algorithms.optim import Adam, RMSprop
+from rl_training.runtime import run as run_module
+from rl_training.runtime import workflows
 
 
 def iteration(algo):
@@ -37,6 +42,54 @@ def test_every_update_sees_the_value_of_its_step(algo, tiny_config):
     steps = range(every, total + every, every) if total % every else range(every, total + 1, every)
     assert log == [pytest.approx(expected(step, total)) for step in steps]
     assert log[-1][1:] == (0.0, pytest.approx(0.8))
+
+
+@pytest.mark.parametrize("algo", sorted(ALGORITHMS))
+def test_every_gradient_step_has_the_learning_rate_of_its_step(algo, tiny_config, monkeypatch):
+    """What the optimizers are given during an update, in all three loops, not what is in force after it."""
+    used, seen = [], []
+    for optimizer in (Adam, RMSprop):
+        step = optimizer.step
+        monkeypatch.setattr(optimizer, "step", lambda self, lr, step=step: (used.append(lr), step(self, lr)))
+
+    def note(run):
+        seen.extend((run.step, lr) for lr in used)
+        used.clear()
+
+    train(tiny_config(algo, {"total_timesteps": 192}, **KWARGS), callbacks=[note], progress="silent")
+    assert len(seen) >= 8
+    assert seen == [(step, pytest.approx(expected(step, 192)[1], rel=1e-9)) for step, _ in seen]
+
+
+@pytest.mark.parametrize("algo", ["ppo", "dqn", "muzero", "scalezero"])
+def test_an_update_reads_the_discount_of_its_step(algo, tiny_config, monkeypatch):
+    """On entry to `update` or `learn`: the value that targets are made with."""
+    used, seen = [], []
+    build = workflows.ALGORITHMS[algo].recipe.build
+
+    def spied(*args, **options):
+        algorithm = build(*args, **options)
+        name = "update" if "num_steps" in TINY[algo] else "learn"
+        original = getattr(algorithm, name)
+
+        def update(data):
+            used.append(algorithm.hp.gamma)
+            return original(data)
+
+        setattr(algorithm, name, update)
+        return algorithm
+
+    monkeypatch.setattr(run_module, "build_algorithm", with_build(run_module.build_algorithm, spied))
+    note = lambda run: seen.append((run.step, used.pop()))  # noqa: E731
+    train(tiny_config(algo, {"total_timesteps": 128}, **KWARGS), callbacks=[note], progress="silent")
+    assert used == []
+    assert len(seen) == 128 // iteration(algo)
+    assert seen == [(step, pytest.approx(expected(step, 128)[2], rel=1e-9)) for step, _ in seen]
+
+
+def with_build(build_algorithm, build):
+    """`build_algorithm` with another way to build."""
+    return lambda config, recipe, *rest: build_algorithm(config, dataclasses.replace(recipe, build=build), *rest)
 
 
 @pytest.mark.parametrize("algo", sorted(ALGORITHMS))

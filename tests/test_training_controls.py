@@ -16,6 +16,7 @@ from rl_training import (
     resolve_temperature,
 )
 from rl_training.algorithms.base import scalar, setting
+from rl_training.algorithms.ppo import PPOHyperparameters
 from rl_training.runtime.controls import Controls
 
 H = 1000
@@ -190,3 +191,29 @@ def test_whole_numbers_are_whole(kwargs):
 
 def test_numpy_numbers_are_numbers():
     assert controls(clip_coef=np.float32(0.5)).at(0).clip_coef == 0.5
+
+
+@pytest.mark.parametrize(
+    ("rate", "step", "idle"),
+    [
+        ({"kind": "linear", "start": 0.1, "end": 0}, H - 2, False),
+        ({"kind": "linear", "start": 0.1, "end": 0}, H - 1, True),
+        ({"kind": "cosine", "start": 0.1, "end": 0}, 2 * H, True),
+        ({"kind": "linear", "start": 0.1, "end": 1e-12}, 2 * H, False),
+        ({"kind": "linear", "start": 0.1, "end": 0, "duration": 100}, 50, False),
+        ({"kind": "linear", "start": 0.1, "end": 0, "duration": 100}, 100, True),
+        ({"kind": "piecewise", "points": [[0, 0.1], [100, 0], [500, 0], [501, 0.1], [502, 0]]}, 200, False),
+        ({"kind": "piecewise", "points": [[0, 0.1], [100, 0], [500, 0], [501, 0.1], [502, 0]]}, 502, True),
+        (0.0, 0, True),
+        (0.1, 0, False),
+    ],
+)
+def test_a_learning_rate_that_is_zero_to_the_end_is_found(rate, step, idle):
+    made = Controls(PPOHyperparameters, {"learning_rate": rate}, H)
+    values = [made.at(later).learning_rate for later in range(step, 2 * H + 1)]
+    assert (not any(values)) == idle  # the schedule is what the case says
+    assert made.idle_learning_rates(step) == (["learning_rate"] if idle else [])
+    made.overrides["learning_rate"] = 0.2
+    assert made.idle_learning_rates(step) == []
+    made.overrides["learning_rate"] = 0.0
+    assert made.idle_learning_rates(step) == ["learning_rate"]

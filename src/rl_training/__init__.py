@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     )
     from rl_training.runtime.loading import load_config
     from rl_training.runtime.metadata import latest_run
+    from rl_training.runtime.outcome import TrainingFailed, TrainingInterrupted, TrainResult
     from rl_training.runtime.policy import Policy
-    from rl_training.runtime.run import TrainingInterrupted, TrainResult
     from rl_training.runtime.workflows import (
         ALGORITHMS,
         evaluate_checkpoint,
@@ -40,8 +40,9 @@ _HOMES = {
     "load_config": "runtime.loading",
     "latest_run": "runtime.metadata",
     "Policy": "runtime.policy",
-    "TrainResult": "runtime.run",
-    "TrainingInterrupted": "runtime.run",
+    "TrainResult": "runtime.outcome",
+    "TrainingFailed": "runtime.outcome",
+    "TrainingInterrupted": "runtime.outcome",
     "ALGORITHMS": "runtime.workflows",
     "evaluate_checkpoint": "runtime.workflows",
     "load_policy": "runtime.workflows",
@@ -56,6 +57,7 @@ __all__ = [
     "Policy",
     "TrainConfig",
     "TrainResult",
+    "TrainingFailed",
     "TrainingInterrupted",
     "evaluate_checkpoint",
     "latest_run",

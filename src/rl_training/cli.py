@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import shlex
@@ -30,13 +31,14 @@ class Verbs(TyperGroup):
             if result is None:
                 _exit("interrupted; nothing was saved since the last checkpoint", 130)
             _exit(f"{error}\nresume with: {_command('resume', '--checkpoint', result.run_dir)}", 130)
-        except (ValueError, ArithmeticError) as error:
+        except (ValueError, ArithmeticError, RuntimeError) as error:
             from rl_training.config import InputError
             from rl_training.runtime.metrics import TrainingDiverged
+            from rl_training.runtime.outcome import TrainingFailed
 
             if isinstance(error, InputError):
                 _exit("\n".join(f"error: {line}" for line in str(error).splitlines()) + _trace(error), 2)
-            if isinstance(error, TrainingDiverged):
+            if isinstance(error, TrainingDiverged | TrainingFailed):
                 _exit(f"error: {error}", 1)
             raise
 
@@ -48,7 +50,8 @@ def _trace(error: Exception) -> str:
 
 
 def _exit(message: str, code: int) -> NoReturn:
-    print(message, file=sys.stderr)
+    with contextlib.suppress(OSError):  # the terminal may be gone
+        print(message, file=sys.stderr, flush=True)
     raise typer.Exit(code)
 
 
@@ -395,7 +398,10 @@ def _summarize(result: TrainResult, output_dir: Path) -> None:
     from rl_training.runtime.evaluation import describe_evaluation
     from rl_training.runtime.progress import summary
 
-    metrics = result.metrics
+    metrics, end = result.metrics, result.schedules_end
+    total = 2 * int(metrics["global_step"])
+    # With schedules that have come to their end, often at 0, nothing more would be learned.
+    extend = ["--extend", "stretch"] if end is not None and total > end else []
     summary(
         f"Trained {int(metrics['global_step']):,} steps.",
         {
@@ -405,9 +411,7 @@ def _summarize(result: TrainResult, output_dir: Path) -> None:
         },
         {
             "evaluate": _command("eval", "--checkpoint", result.run_dir, "--num-episodes", 100),
-            "resume": _command(
-                "resume", "--checkpoint", result.run_dir, "--total-timesteps", 2 * int(metrics["global_step"])
-            ),
+            "resume": _command("resume", "--checkpoint", result.run_dir, "--total-timesteps", total, *extend),
             "curves": f"{_program('tensorboard')} --logdir {shlex.quote(str(output_dir))}",
         },
     )
@@ -447,7 +451,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         app(args=None if argv is None else [str(word) for word in argv])
     except SystemExit as done:
         return done.code if isinstance(done.code, int) else int(done.code is not None)
+    finally:
+        _leave_lost_output()
     return 0
+
+
+def _leave_lost_output() -> None:
+    """What a terminal that is gone did not take is dropped, or Python would fail to write it at its end."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

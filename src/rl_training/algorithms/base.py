@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import numbers
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Protocol, TypeVar
+from functools import lru_cache
+from typing import Any, ClassVar, Protocol, TypeVar, get_args, get_type_hints
 
 import numpy as np
 
+from rl_training.config import InputError
 from rl_training.data.replay import Replay
 from rl_training.data.rollout import Rollout
 from rl_training.types import Decision, Field, Metrics, Observation, Reports, State
@@ -104,8 +107,39 @@ class MultiTaskAlgorithm(Algorithm, Protocol):
         ...
 
 
+@lru_cache
+def _types_of(hyperparameters: type) -> dict[str, tuple[Any, ...]]:
+    """The types that each field takes."""
+    return {name: get_args(hint) or (hint,) for name, hint in get_type_hints(hyperparameters).items()}
+
+
+def checked_scalar(hp: Any, name: str, value: Any) -> float | int | None:
+    """A value for the scalar `name` of `hp`, by the rules for values of a config; InputError where it breaks one."""
+    field = next(f for f in dataclasses.fields(hp) if f.name == name)
+    declared: Any = type(hp)
+    types, low, high = _types_of(declared)[name], field.metadata["low"], field.metadata["high"]
+    if value is None and type(None) in types:
+        return None
+    if field.metadata.get("needs") and getattr(hp, field.metadata["needs"][0]) != field.metadata["needs"][1]:
+        other, wanted = field.metadata["needs"]
+        raise InputError(f"{name} has no effect without {other}: {'auto' if wanted is None else 'true'}")
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise InputError(f"{name} should be a number, got {value!r}")
+    if not low <= value <= high or not math.isfinite(value):
+        raise InputError(f"{name} should be a finite number in [{low:g}, {high:g}], got {value}")
+    number = float(value)
+    if float in types:
+        return number
+    if not number.is_integer():
+        raise InputError(f"{name} should be a whole number, got {value}")
+    return int(number)
+
+
 class hyperparameter:
-    """Lets `algorithm.clip_coef` stand for `algorithm.hp.clip_coef`, read or written."""
+    """Lets `algorithm.clip_coef` stand for `algorithm.hp.clip_coef`, read or written.
+
+    During a run, a value that is written takes the place of the schedule from then on: see `Controls.take_writes`.
+    """
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
@@ -114,13 +148,21 @@ class hyperparameter:
         return self if algorithm is None else getattr(algorithm.hp, self.name)
 
     def __set__(self, algorithm: Any, value: float) -> None:
-        algorithm.hp = dataclasses.replace(algorithm.hp, **{self.name: value})
+        algorithm.hp = dataclasses.replace(algorithm.hp, **{self.name: checked_scalar(algorithm.hp, self.name, value)})
+        vars(algorithm).setdefault("written", set()).add(self.name)  # also where the value is the one in force
 
 
 class Tunable:
     """Gives an algorithm an attribute for every scalar of its `Hyperparameters`: `algorithm.clip_coef`, ..."""
 
     Hyperparameters: ClassVar[type]
+
+    def state_dict(self) -> State:
+        raise NotImplementedError
+
+    def state_pattern(self) -> State:
+        """What a state that can be loaded looks like: see `compare_state`. Where entries vary, say how."""
+        return self.state_dict()
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)

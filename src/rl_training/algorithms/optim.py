@@ -12,6 +12,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from rl_training.data.state_check import compare_state
 from rl_training.types import Metrics, State
 
 _ALIGNMENT = 16  # elements: parameters start at multiples of 64 bytes, as if allocated on their own
@@ -58,6 +59,7 @@ class Optimizer:
         return {name: getattr(self, name) for name in self.state_names}
 
     def load_state_dict(self, state: State) -> None:
+        compare_state(self.state_dict(), state, "optimizer")  # copy_ would stretch and round what does not fit
         for name in self.state_names:
             getattr(self, name).copy_(state[name])
 

@@ -150,4 +150,6 @@ class ReplayAlgorithm(Tunable, ABC):
     def load_state_dict(self, state: State) -> None:
         self.rng.bit_generator.state = state["rng"]
         self.gradient_steps = state["gradient_steps"]
+        if not -1.0 < state["owed"] < 1.0:  # what is owed beyond one gradient step is taken at once
+            raise ValueError(f"algorithm.owed should be less than one gradient step, got {state['owed']}")
         self.learned, self.owed, self.synced = state["learned"], state["owed"], state["synced"]

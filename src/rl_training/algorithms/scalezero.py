@@ -376,6 +376,11 @@ class ScaleZero(ReplayAlgorithm):
             "scores": list(self.scores),
         }
 
+    def state_pattern(self) -> State:
+        """The optimizer has the size of its stage, and checks that itself."""
+        scores = {str(task): float | None for task in range(len(self.spaces))}
+        return self.state_dict() | {"optimizer": dict, "scores": list(scores.values()), "solved": [int]}
+
     def load_state_dict(self, state: State) -> None:
         super().load_state_dict(state)
         self.stage_began, self.solved_before = state["stage_began"], state["solved_before"]

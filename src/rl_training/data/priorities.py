@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from rl_training.data.state_check import compare_state
 from rl_training.ops.sum_tree import add_up, find, make_tree, set_leaves
 from rl_training.types import Array, State
 
@@ -60,6 +61,17 @@ class Priorities:
         }
 
     def load_state_dict(self, state: State) -> None:
+        expected = {"index": np.ndarray, "priority": np.ndarray, "largest": float, "exponent": float}
+        compare_state(expected, state, "priorities")
+        index, priority = state["index"], state["priority"]
+        compare_state(np.zeros(len(index), np.int64), index, "priorities.index")
+        compare_state(np.zeros(len(index)), priority, "priorities.priority")
+        # The compiled tree trusts its indices, and finds nothing where the total is no number.
+        if len(index) and not 0 <= index.min() <= index.max() < len(self.priority):
+            raise ValueError(f"priorities.index should lie in [0, {len(self.priority)})")
+        numbers = np.array([*priority, state["largest"], state["exponent"]])
+        if not (np.isfinite(numbers).all() and numbers.min() >= 0):
+            raise ValueError("priorities should be finite and not negative")
         self.tree[:], self.priority[:] = 0.0, 0.0
         self.largest, self.exponent = state["largest"], state["exponent"]
         self._put(np.array(state["index"]), np.array(state["priority"]))

@@ -17,13 +17,15 @@ from torch import Tensor
 
 from rl_training.config import InputError
 from rl_training.data.batch import tree_map
-from rl_training.data.fields import check_entries, check_shapes, fields_of, num_bytes
+from rl_training.data.fields import FLAG, check_entries, check_shapes, fields_of, num_bytes
+from rl_training.data.state_check import MOST, compare_state
 from rl_training.types import Array, Batch, Field, Fields, Observation, State, Step
 
 if TYPE_CHECKING:
     from rl_training.data.priorities import Priorities
 
 NOT_COLUMNS = ("obs", "first")  # observations lie apart, and where an episode begins is known from its rows
+CURSORS = ("cursor", "under_way")
 GAP = 16  # one part in so many is spare: it is written to while a checkpoint reads the rest
 
 
@@ -349,34 +351,43 @@ class Replay:
         }
 
     def load_state_dict(self, state: State) -> None:
+        """The state must hold what was declared; where nothing was, what it holds is taken as declared."""
+        self._check_state(state)
+        self.cursor, self.under_way = state["cursor"].copy(), state["under_way"].copy()
+        self.added = state["added"]
+        if "obs" not in state:
+            return
+        seen, stepped = self._slices(self.cursor + self.under_way), self._slices(self.cursor)
+        if self.fields is None:
+            saved = {"obs": state["obs"], **state["columns"]}
+            self.fields = tree_map(lambda parts: Field(parts[0].shape[1:], parts[0].dtype), saved)
+            self.fields["first"] = FLAG
+        if self.obs is None:
+            self._allocate(self.fields)
+        fill(self.obs, state["obs"], seen, "replay.obs")
+        fill(self.columns, state["columns"], stepped, "replay.columns")
+        fill(self.valid, state["valid"], stepped, "replay.valid")
+        self._copy_there()
+        self.size = int(self.valid.sum())
+        if self.priorities:
+            self.priorities.load_state_dict(state["priorities"])
+            if (self.priorities.priority > 0)[~self.valid].any():
+                raise ValueError("replay.priorities has some of steps that cannot be drawn")
+
+    def _check_state(self, state: State) -> None:
+        expected = {"rows": int, "added": int, "cursor": np.ndarray, "under_way": np.ndarray, "priorities": object}
+        content = {"obs": object, "columns": dict, "valid": list}
+        compare_state(expected | (content if "obs" in state else {}), state, "replay")
         if state["rows"] != self.rows or len(state["cursor"]) != self.num_envs:
             raise InputError(
                 f"the saved replay has {state['rows']:,} rows for each of {len(state['cursor'])} environments, this "
                 f"one {self.rows:,} for {self.num_envs}: keep buffer_capacity and num_envs when resuming"
             )
-        self.cursor, self.under_way = np.array(state["cursor"]), np.array(state["under_way"])
-        self.added = state["added"]
-        if "obs" not in state:
-            return
-        if self.fields is not None and state["columns"].keys() != self.fields.keys() - set(NOT_COLUMNS):
-            raise InputError(
-                f"the saved replay holds {', '.join(sorted(state['columns']))}, this one "
-                f"{', '.join(sorted(self.fields.keys() - set(NOT_COLUMNS)))}: resume with the version that saved it"
-            )
-        seen, stepped = self._slices(self.cursor + self.under_way), self._slices(self.cursor)
-        self.obs = tree_map(lambda parts: self._filled(parts, seen), state["obs"])
-        self._copy_there()
-        self.columns = {key: self._filled(parts, stepped) for key, parts in state["columns"].items()}
-        self.valid = self._filled(state["valid"], stepped)
-        self.size = int(self.valid.sum())
-        if self.priorities:
-            self.priorities.load_state_dict(state["priorities"])
-
-    def _filled(self, parts: list[Array], slices: list[slice]) -> Array:
-        array = self._empty(Field(parts[0].shape[1:], parts[0].dtype))
-        for part, rows in zip(slices, parts, strict=True):
-            array[part] = rows
-        return array
+        compare_state({"cursor": self.cursor, "under_way": self.under_way}, {k: state[k] for k in CURSORS}, "replay")
+        if not 0 <= state["cursor"].min() <= state["cursor"].max() < MOST // 2:
+            raise ValueError(f"replay.cursor should count rows, got {state['cursor'].tolist()}")
+        if ("obs" in state) != bool(state["cursor"].any() or state["under_way"].any()):
+            raise ValueError("replay.cursor and replay.obs do not agree on whether there are steps")
 
 
 def ring_rows(capacity: int, num_envs: int, frame_stack: int) -> tuple[int, int]:
@@ -415,6 +426,18 @@ def write(tree: Any, place: Any, rows: Any) -> None:
 def _priorities_bytes(places: int) -> int:
     """A priority of each place, and a tree of twice as many sums as leaves, whose number is a power of two."""
     return 8 * (places + (2 << max(places - 1, 0).bit_length()))
+
+
+def fill(tree: Any, parts: Any, slices: list[slice], entry: str) -> None:
+    """Write saved parts [rows, ...] to their places in arrays, nested alike."""
+    if isinstance(tree, dict):
+        compare_state(dict.fromkeys(tree, object), parts, entry)
+        for key, branch in tree.items():
+            fill(branch, parts[key], slices, f"{entry}.{key}")
+    else:
+        compare_state([tree[place] for place in slices], parts, entry)
+        for place, rows in zip(slices, parts, strict=True):
+            tree[place] = rows
 
 
 def _priorities(places: int) -> Priorities:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
+from rl_training.data.state_check import compare_state
 from rl_training.types import Array, State
 
 
@@ -41,9 +44,12 @@ class RunningMeanStd:
         return {"mean": self.mean.copy(), "squares": self._squares.copy(), "count": float(self.count)}
 
     def load_state_dict(self, state: State) -> None:
-        mean = np.asarray(state["mean"], np.float64)
-        if mean.shape != self.mean.shape:
-            raise ValueError(f"statistics of shape {mean.shape} cannot be loaded into shape {self.mean.shape}")
-        self.mean = mean.copy()
-        self._squares = np.array(state["squares"], np.float64)
-        self.count = float(state["count"])
+        compare_state(self.state_dict(), state, "statistics")
+        mean, squares, count = state["mean"], state["squares"], float(state["count"])
+        if not (np.isfinite(mean).all() and np.isfinite(squares).all() and squares.min(initial=0.0) >= 0):
+            raise ValueError(
+                "statistics: the mean and the sum of squares should be finite, and the latter not negative"
+            )
+        if not 0 <= count < math.inf:
+            raise ValueError(f"statistics: the count should be a number of rows, got {count}")
+        self.mean, self._squares, self.count = np.array(mean), np.array(squares), count

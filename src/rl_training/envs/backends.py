@@ -14,6 +14,7 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from rl_training.config import InputError
+from rl_training.data.state_check import compare_state
 from rl_training.envs.checks import EnvironmentFault, raised, reset_problem
 from rl_training.envs.episodes import num_players_of
 from rl_training.envs.spaces import ObservationLayout, any_true, copied, put_rows, same_row
@@ -130,7 +131,7 @@ class SyncEnvs(Envs):
         }
 
     def load_state(self, state: State) -> list[int]:
-        states = check_state(state, "episodes", self.num_envs)
+        states = check_state(state, "episodes", self)
         restored = [env.get_wrapper_attr("restore")(states) for env in self.envs]
         self.obs = self._buffers[0][0]
         lost = write_restored(self.layout, self.obs, restored, state["obs"])
@@ -143,14 +144,20 @@ class SyncEnvs(Envs):
             env.close()
 
 
-def check_state(state: State, kind: str, num_envs: int) -> list[State]:
-    """The episodes of a saved state, which must come from the same kind and number of environments."""
-    saved, envs = state["kind"], len(state["episodes"])
-    if saved != kind or (kind == "episodes" and envs != num_envs):
+EPISODE: State = {"seed": int, "episode": int, "actions": np.ndarray | None}  # what `Episodes.state` gives
+
+
+def check_state(state: State, kind: str, envs: Envs, **more: Any) -> list[State]:
+    """The episodes of a saved state, which must come from the same kind and number of environments; `more`: what the
+    state holds beyond that, see compare_state."""
+    saved, episodes = state.get("kind"), state.get("episodes")
+    count = len(episodes) if isinstance(episodes, list) else 0
+    if saved != kind or (kind == "episodes" and count != envs.num_envs):
         raise InputError(
-            f"the saved environments ({envs or ''} {saved!r}) do not fit these ({num_envs} {kind!r}): "
+            f"the saved environments ({count or ''} {saved!r}) do not fit these ({envs.num_envs} {kind!r}): "
             "resume with the backend and num_envs the run was started with"
         )
+    compare_state({"kind": str, "obs": envs.obs, "episodes": [EPISODE] * count, **more}, state, "envs")
     return list(state["episodes"])
 
 
@@ -299,7 +306,8 @@ class VectorEnvs(Envs):
         return state
 
     def load_state(self, state: State) -> list[int]:
-        states = check_state(state, self._restore, self.num_envs)
+        saved = {"attributes": dict | None, "waiting": self._waiting} if self._restore == "attributes" else {}
+        states = check_state(state, self._restore, self, starts=int, **saved)
         self._starts = int(state["starts"])
         if self._restore == "episodes":
             return self._load_episodes(states, state["obs"])
@@ -408,7 +416,7 @@ class EnvPoolEnvs(Envs):
         return {"kind": "none", "obs": copied(self.obs), "episodes": []}
 
     def load_state(self, state: State) -> list[int]:
-        check_state(state, "none", self.num_envs)
+        check_state(state, "none", self)
         self.reset()
         return list(range(self.num_envs))
 

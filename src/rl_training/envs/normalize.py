@@ -7,6 +7,7 @@ import numpy as np
 from gymnasium import spaces
 
 from rl_training.config import InputError
+from rl_training.data.state_check import compare_state
 from rl_training.data.statistics import RunningMeanStd
 from rl_training.types import Array, Observation, State
 
@@ -80,6 +81,7 @@ class Normalizer:
 
     def load_state_dict(self, state: State) -> None:
         """Load statistics; the returns under way only where the number of environments is the same."""
+        compare_state({"observation": dict, "reward": dict | None, "returns": np.ndarray}, state, "normalizer")
         if set(state["observation"]) != set(self._obs) or (state["reward"] is None) != (self._reward is None):
             raise InputError("the saved normaliser has other parts: keep the env_kwargs.wrappers the run began with")
         for key, scaler in self._obs.items():
@@ -87,7 +89,8 @@ class Normalizer:
         if self._reward:
             self._reward.load_state_dict(state["reward"])
         if len(state["returns"]) == len(self._returns):
-            self._returns = np.array(state["returns"], np.float64)
+            compare_state(self._returns, state["returns"], "normalizer.returns")
+            self._returns = state["returns"].copy()
 
 
 class _Scaler:

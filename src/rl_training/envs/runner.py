@@ -189,6 +189,10 @@ class EnvRunner:
             "recent_lengths": list(self.recent_lengths),
         }
 
+    def state_pattern(self) -> State:
+        plain = {"envs": object, "memory": object, "recent_returns": [float], "recent_lengths": [int]}
+        return {**self.state_dict(), **plain}  # the environments and the policy know what they hold
+
     def load_state_dict(self, state: State) -> None:
         """Load after the normaliser. `not_restored` then says which environments had to begin a new episode."""
         lost = self.not_restored = self.envs.load_state(state["envs"])

@@ -64,6 +64,12 @@ class Together:
     def state_dict(self) -> State:
         return {number: part.state_dict() for number, part in self.parts.items()}
 
+    def state_pattern(self) -> State:
+        return {
+            number: part.state_pattern() if hasattr(part, "state_pattern") else object
+            for number, part in self.parts.items()
+        }
+
     def load_state_dict(self, state: State) -> None:
         for number, part in self.parts.items():
             part.load_state_dict(state[number])

@@ -5,12 +5,13 @@ from __future__ import annotations
 import difflib
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, Protocol, TypeAlias
 
 from pydantic import Field, model_validator
 
 from rl_training.config import Float, InputError, Int, Options
+from rl_training.runtime.checkpoints import PART_NAME
 from rl_training.types import Metrics, State
 
 
@@ -24,6 +25,27 @@ class Run(Protocol):
 
 
 Callback: TypeAlias = Callable[[Any], None]  # one with state_dict and load_state_dict is saved with the run
+CALLBACK = "callback_"  # begins the names of the parts of a checkpoint that are callbacks
+
+
+def name_callbacks(callbacks: Iterable[Callback]) -> dict[str, Any]:
+    """Those with a state, by the names that a checkpoint knows them by: their `name`, or else the name of their class.
+
+    Callbacks of the same name are numbered in their order: A, A_2.
+    """
+    named: dict[str, Any] = {}
+    for callback in callbacks:
+        if not hasattr(callback, "state_dict"):
+            continue
+        name = getattr(callback, "name", None) or type(callback).__name__
+        if not isinstance(name, str) or not PART_NAME.fullmatch(CALLBACK + name):
+            raise InputError(f"a callback's name should be letters, digits, _ and -, got {name!r}")
+        number, key = 1, CALLBACK + name
+        while key in named:
+            number += 1
+            key = f"{CALLBACK}{name}_{number}"
+        named[key] = callback
+    return named
 
 
 class EarlyStopping:
@@ -79,6 +101,9 @@ class EarlyStopping:
 
     def state_dict(self) -> State:
         return {"best": self.best, "num_bad": self.num_bad, "seen": self._seen}
+
+    def state_pattern(self) -> State:
+        return {"best": float | None, "num_bad": int, "seen": int}
 
     def load_state_dict(self, state: State) -> None:
         self.best, self.num_bad, self._seen = state["best"], state["num_bad"], state["seen"]

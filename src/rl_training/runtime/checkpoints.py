@@ -15,25 +15,20 @@ import shutil
 import stat
 import time
 import warnings
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 import numpy as np
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
 from rl_training.config import InputError
 from rl_training.runtime.metadata import package_version, sync_directory
 from rl_training.runtime.state_files import decode, encode, safetensors_blocks
+from rl_training.runtime.temporaries import hidden_name, make_temporary, remove_abandoned
 from rl_training.types import State
-
-try:
-    import fcntl
-except ImportError:  # not a POSIX system
-    fcntl = None  # type: ignore[assignment]
 
 FORMAT = "rl-training checkpoint"
 VERSION = 1
@@ -69,10 +64,8 @@ def save_checkpoint(path: Path | str, *, state: dict[str, State], config: dict[s
         if not PART_NAME.fullmatch(part):
             raise ValueError(f"part {part!r} cannot be a file name; use letters, digits, '_' and '-'")
     path.parent.mkdir(parents=True, exist_ok=True)
-    _remove_abandoned(path.parent)
-    temporary = _hidden(path)
-    temporary.mkdir()
-    lock = _lock(temporary)
+    remove_abandoned(path.parent)
+    temporary, lock = make_temporary(path)
     try:
         _write_content(temporary, state, config, info)
         sync_directory(temporary)
@@ -140,7 +133,7 @@ def _is_checkpoint(path: Path) -> bool:
 
 def _newest_sound(path: Path, read: Callable[[Path], Result]) -> Result:
     """What `read` gives for the newest checkpoint in a folder that it accepts."""
-    for _ in range(5):
+    for _ in range(100):
         damaged = []
         for candidate in _newest_first(path):
             try:
@@ -161,7 +154,9 @@ def _newest_sound(path: Path, read: Callable[[Path], Result]) -> Result:
 def _newest_first(path: Path) -> list[Path]:
     """The checkpoints of a run folder or `checkpoints` directory; at least one."""
     directory = path / "checkpoints" if (path / "checkpoints").is_dir() else path
-    found = [directory / step_dir_name(step) for step in reversed(_saved_steps(directory))]
+    found: list[Path] = []
+    for _ in range(10):  # a listing may miss both the checkpoint that a run has just let go and the one that followed
+        found = found or [directory / step_dir_name(step) for step in reversed(_saved_steps(directory))]
     if not found and (STEP_NAME.fullmatch(path.name) or path.name == "best"):
         raise CheckpointError(f"{path} has no {MANIFEST}: it is damaged or not a checkpoint; use another one")
     if not found:
@@ -226,13 +221,34 @@ def _load(directory: Path, path: Path, parts: Collection[str] | None) -> Checkpo
             _check_size(file, entry)
         else:
             contents[name] = _read_safetensors(file, entry) if name.endswith(TENSORS) else _read_json(file, entry)
+    state = {}
+    for part, value in contents["state.json"].items():
+        if parts is None or part in parts:
+            with _decoding(directory / "state.json", part):
+                state[part] = decode(value, contents.get(part + TENSORS, {}))
+    with _decoding(directory / "config.json"):
+        config = _require_dict(decode(contents["config.json"], {}))
+    with _decoding(directory / MANIFEST, "info"):
+        info = _require_dict(decode(manifest["info"], {}))
+        step = info["global_step"]
+        if type(step) is not int or not 0 <= step < 2**63:
+            raise ValueError(f"global_step should be a step, got {step!r}")
+    return Checkpoint(path, step, info, config, state)
+
+
+@contextlib.contextmanager
+def _decoding(file: Path, entry: str = "content") -> Iterator[None]:
+    """A checksum says that a file is as it was written, not that it makes sense."""
     try:
-        tree = {part: value for part, value in contents["state.json"].items() if parts is None or part in parts}
-        state = {part: decode(value, contents.get(part + TENSORS, {})) for part, value in tree.items()}
-        config, info = decode(contents["config.json"], {}), decode(manifest["info"], {})
-        return Checkpoint(path, int(info["global_step"]), info, config, state)
-    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
-        raise CheckpointError(f"{path} is not a valid checkpoint: {type(error).__name__}: {error}") from error
+        yield
+    except Exception as error:
+        raise CheckpointError(f"{file} is not valid: {entry}: {type(error).__name__}: {error}") from error
+
+
+def _require_dict(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise TypeError(f"should be a mapping, got {value!r}")
+    return value
 
 
 def _read_safetensors(file: Path, entry: dict[str, Any]) -> dict[str, Tensor]:
@@ -241,7 +257,7 @@ def _read_safetensors(file: Path, entry: dict[str, Any]) -> dict[str, Tensor]:
         _finish_check(source, file, digest, entry)
     try:
         return load_file(file)
-    except SafetensorError as error:
+    except Exception as error:  # of many types, also where the file is removed meanwhile
         raise CheckpointError(f"{file} is damaged: {error}; use an older checkpoint") from error
 
 
@@ -378,11 +394,6 @@ def _body_checksum(body: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(body, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
-def _hidden(path: Path) -> Path:
-    """A fresh hidden name beside `path`."""
-    return path.parent / f".{path.name}.{os.getpid()}-{time.monotonic_ns():x}.tmp"
-
-
 def _previous(path: Path) -> Path:
     return path.parent / f".{path.name}.previous"
 
@@ -407,27 +418,6 @@ def _put_in_place(temporary: Path, path: Path) -> None:
 
 def _discard(path: Path) -> None:
     """Remove a directory so that a half-removed one never bears a checkpoint's name."""
-    hidden = _hidden(path)
+    hidden = hidden_name(path)
     path.rename(hidden)
     shutil.rmtree(hidden, ignore_errors=True)
-
-
-def _lock(directory: Path) -> int | None:
-    """Held while its writer lives, whatever ends it; None where the system or file system has no such locks."""
-    if fcntl is None:
-        return None
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(descriptor)
-        return None
-    return descriptor
-
-
-def _remove_abandoned(directory: Path) -> None:
-    """Remove temporaries whose writer is dead."""
-    for path in directory.glob(".*.tmp"):
-        if (path.is_dir() and not path.is_symlink()) and (lock := _lock(path)) is not None:
-            shutil.rmtree(path, ignore_errors=True)
-            os.close(lock)

@@ -17,12 +17,13 @@ from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_ori
 
 from pydantic import BeforeValidator, StrictBool, TypeAdapter, ValidationError
 
-from rl_training.algorithms.base import scalar_names
+from rl_training.algorithms.base import checked_scalar, scalar_names
 from rl_training.config import (
     FIXED,
     SCHEDULE_PARTS,
     ConfigError,
     Float,
+    InputError,
     Int,
     Problem,
     TrainConfig,
@@ -41,9 +42,11 @@ from rl_training.runtime.schedules import (
     cut_short,
     dump_schedule,
     first_violation,
+    is_zero_from,
     parse_schedule,
     telling_steps,
 )
+from rl_training.types import State
 
 ALIASES = (("clip_coef", "clip_range"), ("ent_coef", "entropy_coef"))  # each group: names of one number
 PARTS = ("", *SCHEDULE_PARTS)
@@ -194,6 +197,7 @@ class Controls:
             raise ConfigError(Problem(("algo_kwargs", *p.path), p.message) for p in problems)
         self.varying = {name: schedule for name, schedule in self.schedules.items() if schedule.varies}
         self.initial = hyperparameters(**values)
+        self.overrides: dict[str, Any] = {}  # values that were written during the run, in place of their schedules
         # Of a number and the settings that make its default schedule, only one may be given: the other is implied.
         made = [f for f in self.fields.values() if f.sources]
         self._implied = {x for f in made for x in (f.sources if is_given(f.name, kwargs) else (f.name,))}
@@ -202,14 +206,53 @@ class Controls:
 
     def at(self, step: int) -> Any:
         """The hyperparameters in force at `step`, as an instance of the algorithm's own class."""
-        if not self.varying:
+        if not self.varying and not self.overrides:
             return self.initial
         hp: Any = object.__new__(self.hyperparameters)
         # Past the frozen class's guard and its __init__: dataclasses.replace costs 20 times as much, at every step.
         hp.__dict__.update(self.initial.__dict__)
         for name, schedule in self.varying.items():
             hp.__dict__[name] = self._value(self.fields[name], schedule, step)
+        hp.__dict__.update(self.overrides)
         return hp
+
+    def take_writes(self, algorithm: Any, in_force: Any) -> bool:
+        """Let what was written to the algorithm since `in_force` became its `hp` hold from now on; False: nothing was.
+
+        `algorithm.clip_coef = 0.1` and `algorithm.hp = dataclasses.replace(...)` are the same; settings stay fixed.
+        """
+        hp = algorithm.hp
+        written = vars(algorithm).pop("written", set())
+        if hp is in_force:
+            return False
+        if type(hp) is not self.hyperparameters:
+            wanted = self.hyperparameters.__name__
+            raise InputError(f"the algorithm's hp should be a {wanted}, got a {type(hp).__name__}")
+        for name in self.fields:
+            value, before = getattr(hp, name), getattr(in_force, name)
+            if name in self.scalars and (name in written or value != before):
+                self.overrides[name] = checked_scalar(hp, name, value)
+            elif value != before:
+                raise InputError(f"{name} is a setting, fixed for the whole run: it cannot become {value!r}")
+        return True
+
+    def state_dict(self) -> State:
+        return {"overrides": dict(self.overrides)}
+
+    def state_pattern(self) -> State:
+        return {"overrides": {str: float | None}}
+
+    def load_state_dict(self, state: State) -> None:
+        for name, value in state["overrides"].items():
+            if name not in self.scalars:
+                raise InputError(f"overrides: {self.hyperparameters.__name__} has no scalar {name!r}")
+            self.overrides[name] = checked_scalar(self.at(0), name, value)
+
+    def idle_learning_rates(self, step: int) -> list[str]:
+        """The learning rates that are 0 from `step` to the end of the run."""
+        rates = [name for name in self.schedules if name.endswith("learning_rate") and name not in self.overrides]
+        idle = [name for name in rates if is_zero_from(self.schedules[name], self.horizon, step)]
+        return idle + [name for name, value in self.overrides.items() if name.endswith("learning_rate") and value == 0]
 
     def scalars_of(self, hp: Any) -> dict[str, float]:
         """Every scalar in force, under its own name; one that is switched off is left out."""

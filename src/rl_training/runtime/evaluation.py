@@ -121,7 +121,7 @@ def _make_runner(player: Player, config: TrainConfig, number: int, num_envs: int
         _, spaces = model_side(envs, player.box_actions, player.normalizer)
         for what in ("observation", "action"):
             here, trained = getattr(spaces, what), getattr(player.spaces, what)
-            if _sizes(here) != _sizes(trained):
+            if sizes(here) != sizes(trained):
                 cause = "leave what changes them out of eval_env_kwargs" if config.eval_env_kwargs else "it has changed"
                 raise InputError(
                     f"{task.env_id} has {what}s {here} in evaluation, the policy was trained for {trained}: {cause}"
@@ -132,10 +132,10 @@ def _make_runner(player: Player, config: TrainConfig, number: int, num_envs: int
         raise
 
 
-def _sizes(space: gym.Space) -> Any:
+def sizes(space: gym.Space) -> Any:
     """What a model must know of a space. The bounds of a Box are not among it."""
     if isinstance(space, gym.spaces.Dict):
-        return {key: _sizes(part) for key, part in space.spaces.items()}
+        return {key: sizes(part) for key, part in space.spaces.items()}
     if isinstance(space, gym.spaces.Box):
         return (space.shape, space.dtype)
     return space

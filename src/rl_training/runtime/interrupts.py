@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM, turned into an orderly end."""
+"""Ctrl-C, SIGTERM and SIGHUP (a closed terminal, a dropped connection), turned into an orderly end."""
 
 from __future__ import annotations
 
@@ -8,9 +8,15 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
+HANG_UP = getattr(signal, "SIGHUP", None)  # None: not a POSIX system
+
 
 class Interrupts:
-    """The first Ctrl-C or SIGTERM calls `stop`; a second one ends the process at once."""
+    """The first signal calls `stop`; a second one ends the process at once.
+
+    But for SIGHUP: a terminal that closes may send it twice, once by the shell and once by the system. Where it is
+    ignored, as under nohup, it stays so.
+    """
 
     def __init__(self, stop: Callable[[str], None]) -> None:
         self.stop = stop
@@ -19,7 +25,10 @@ class Interrupts:
 
     def install(self) -> None:
         if threading.current_thread() is threading.main_thread():  # elsewhere Python allows no handlers
-            self.previous = {s: signal.signal(s, self._handle) for s in (signal.SIGINT, signal.SIGTERM)}
+            numbers = [signal.SIGINT, signal.SIGTERM]
+            if HANG_UP is not None and signal.getsignal(HANG_UP) is not signal.SIG_IGN:
+                numbers.append(HANG_UP)
+            self.previous = {number: signal.signal(number, self._handle) for number in numbers}
 
     def remove(self) -> None:
         for number, handler in self.previous.items():
@@ -27,6 +36,8 @@ class Interrupts:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.received is not None:
+            if number == HANG_UP:
+                return
             raise KeyboardInterrupt
         self.received = number
         self.stop(f"received {signal.Signals(number).name}")

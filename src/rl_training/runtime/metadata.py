@@ -45,7 +45,18 @@ def update_metadata(run_dir: Path, **more: Any) -> Path:
         metadata = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         metadata = {}
-    return write_json_atomic(path, {**(metadata if isinstance(metadata, dict) else {}), "updated": now(), **more})
+    metadata = {**(metadata if isinstance(metadata, dict) else {}), "updated": now(), **more}
+    try:
+        return write_json_atomic(path, metadata)
+    except OSError:  # a full disk, or a folder made read-only, may still let the file be overwritten
+        return _overwrite(path, metadata)
+
+
+def _overwrite(path: Path, value: Any) -> Path:
+    with open(path, "r+", encoding="utf-8", newline="\n") as file:
+        file.write(json.dumps(value, indent=2) + "\n")
+        file.truncate()
+    return path
 
 
 def latest_run(output_dir: str | Path = "runs") -> Path:

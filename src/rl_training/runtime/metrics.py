@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
 import platform
 import time
+import warnings
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from statistics import fmean
-from typing import Any, BinaryIO
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from rl_training.config import MissingPackage
+from rl_training.envs.runner import EnvRunner
 from rl_training.types import Metrics, Reports
 
 FLUSH_SECONDS = 5.0
@@ -44,6 +47,15 @@ def over_tasks(each: Mapping[str, Metrics]) -> Metrics:
     if len(each) == 1:
         return means
     return means | {of_task(name, task): value for task, metrics in each.items() for name, value in metrics.items()}
+
+
+def recent(runner: EnvRunner) -> Metrics:
+    """Means over the episodes finished of late; NaN before the first."""
+    returns, lengths = runner.recent_returns, runner.recent_lengths
+    return {
+        "train_return_mean": fmean(returns) if returns else math.nan,
+        "train_length_mean": fmean(lengths) if lengths else math.nan,
+    }
 
 
 def of_task(name: str, task: str) -> str:
@@ -103,6 +115,8 @@ class RunningMeans:
         return {"sums": self.read(), "counts": dict(self._counts)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if state["sums"].keys() != state["counts"].keys() or not all(count >= 1 for count in state["counts"].values()):
+            raise ValueError("means: every sum needs a count of at least 1")
         self._sums, self._counts, self._waiting = dict(state["sums"]), dict(state["counts"]), []
 
 
@@ -129,6 +143,39 @@ def is_loss(name: str) -> bool:
     return name == "loss" or name.endswith("_loss") or name.startswith("loss_")
 
 
+class LogFile:
+    """A file to append to. What cannot be written waits for the next flush, with one warning: a log costs no run."""
+
+    def __init__(self, path: Path, mode: str) -> None:
+        self.path = path
+        self._file = open(path, mode, buffering=0)  # noqa: SIM115 - closed by close()
+        self._waiting = bytearray()
+        self._warned = False
+
+    def write(self, data: bytes) -> int:
+        self._waiting += data
+        return len(data)
+
+    def flush(self) -> None:
+        try:
+            while self._waiting:
+                del self._waiting[: self._file.write(self._waiting)]
+        except OSError as error:
+            if not self._warned:
+                self._warned = True
+                cause = error.strerror or error
+                warnings.warn(f"{self.path} cannot be written ({cause}); training goes on", stacklevel=2)
+
+    @property
+    def closed(self) -> bool:
+        return self._file.closed
+
+    def close(self) -> None:
+        self.flush()
+        with contextlib.suppress(OSError):
+            self._file.close()
+
+
 class MetricsLog:
     """Writes each record once to every sink; files are opened once and flushed every few seconds."""
 
@@ -149,7 +196,7 @@ class MetricsLog:
         self._wandb = import_wandb().init(dir=str(run_dir), **wandb) if wandb is not None else None
         if self.path.exists():
             raise FileExistsError(f"{self.path} belongs to an earlier run; resume that run or choose another folder")
-        self._file = open(self.path, "ab")  # noqa: SIM115 - closed by close()
+        self._file = LogFile(self.path, "ab")
         self._events = EventFile(run_dir)
         self._flushed = time.monotonic()
 
@@ -203,7 +250,7 @@ class EventFile:
         self._event, self._summary = Event, Summary
         directory.mkdir(parents=True, exist_ok=True)
         name = f"events.out.tfevents.{time.time():.6f}.{platform.node() or 'localhost'}.{os.getpid()}"
-        self._file: BinaryIO = open(directory / name, "xb")  # noqa: SIM115 - closed by close()
+        self._file = LogFile(directory / name, "xb")
         self._records = RecordWriter(self._file)
         self._add(Event(wall_time=time.time(), file_version="brain.Event:2"))
         self.flush()

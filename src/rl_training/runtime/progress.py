@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple, TextIO
 
 from rl_training.config import InputError
@@ -42,6 +42,34 @@ class Mark(NamedTuple):
     seconds: Mapping[str, float]  # spent in each phase
 
 
+class LastingStream:
+    """A stream whose end does not end the run: once nobody reads it any more, what is written goes nowhere."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream, self._lost = stream, False
+
+    def write(self, text: str) -> int:
+        self._try(lambda: self._stream.write(text))
+        return len(text)
+
+    def flush(self) -> None:
+        self._try(self._stream.flush)
+
+    def _try(self, action: Callable[[], Any]) -> None:
+        if not self._lost:
+            try:
+                action()
+            except OSError:  # the terminal or pipe is gone
+                self._lost = True
+            except ValueError:
+                if not self._stream.closed:
+                    raise
+                self._lost = True
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
 class Progress:
     """The silent one, and what the others share: the clock, the speed, the phases, the last metrics.
 
@@ -53,7 +81,7 @@ class Progress:
 
     def __init__(self, *, schedule_names: Collection[str] = (), stream: TextIO | None = None) -> None:
         self.schedule_names = tuple(schedule_names)
-        self.stream = stream if stream is not None else sys.stdout
+        self.stream: Any = LastingStream(stream if stream is not None else sys.stdout)
         self.title, self.total, self.step = "", 0, 0
         self.metrics: Metrics = {}
         self.phases = Phases()
@@ -304,7 +332,7 @@ def summary(
     lines = ["", title, *(f"  {name:<{width}}  {text}" for name, text in known.items())]
     if commands:
         lines += ["", "Next:", *(f"  {name:<{width}}  {command}" for name, command in commands.items())]
-    print("\n".join(lines), file=stream, flush=True)
+    print("\n".join(lines), file=LastingStream(stream), flush=True)
 
 
 def number(value: float | None) -> str:

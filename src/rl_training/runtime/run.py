@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import math
+import shutil
 import sys
 import time
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
-from statistics import fmean
-from typing import Any
+from typing import Any, Literal
 
+import numpy as np
 import torch
 
 from rl_training.config import InputError, TrainConfig
 from rl_training.envs.checks import EnvironmentFault
 from rl_training.envs.runner import EnvRunner
 from rl_training.envs.tasks import make_tasks, spaces_to_json
-from rl_training.runtime.callbacks import Callback, build_callbacks
+from rl_training.runtime.callbacks import Callback, build_callbacks, name_callbacks
 from rl_training.runtime.checkpoints import Checkpoint, prune_checkpoints, save_checkpoint, step_dir_name
 from rl_training.runtime.controls import Controls
 from rl_training.runtime.evaluation import check_evaluation, describe_evaluation, evaluate, make_players
@@ -32,9 +32,12 @@ from rl_training.runtime.metrics import (
     check_finite,
     import_wandb,
     over_tasks,
+    recent,
 )
+from rl_training.runtime.outcome import TrainingFailed, TrainingInterrupted, TrainResult, last_good
 from rl_training.runtime.progress import Progress, make_progress
 from rl_training.runtime.randomness import global_state, own_global_state, seed_of, set_global_state
+from rl_training.runtime.restoring import missing_note, reading, restore_part, resume_notes
 from rl_training.runtime.saving import Saver
 from rl_training.runtime.setup import (
     Recipe,
@@ -52,22 +55,7 @@ from rl_training.runtime.setup import (
 )
 from rl_training.types import Metrics, Reports, State
 
-CALLBACK = "callback_"  # the parts that are callbacks, by number
-
-
-@dataclass(frozen=True)
-class TrainResult:
-    run_dir: Path
-    checkpoint_path: Path
-    metrics: Metrics
-
-
-class TrainingInterrupted(KeyboardInterrupt):
-    """Ctrl-C or SIGTERM: training stopped at a checkpoint, from which it can be resumed."""
-
-    def __init__(self, result: TrainResult) -> None:
-        super().__init__(f"interrupted at step {int(result.metrics['global_step']):,}; saved {result.checkpoint_path}")
-        self.result = result
+__all__ = ["TrainResult", "TrainingFailed", "TrainingInterrupted", "TrainingRun"]
 
 
 class TrainingRun:
@@ -103,26 +91,36 @@ class TrainingRun:
         self._entered = False
         self.progress: Progress = make_progress(progress, schedule_names=tuple(self.controls.varying))
         self._undo = contextlib.ExitStack()  # at the end, or where this fails: the process is left as it was found
-        try:
+        with self._undone_on_error():
             self._build()
             self.callbacks = [*build_callbacks(config.callbacks), *callbacks]
             prepare(self)
-            for i, callback in enumerate(self.callbacks):
-                if hasattr(callback, "state_dict"):
-                    self.keep(f"{CALLBACK}{i}", callback)
+            for name, callback in name_callbacks(self.callbacks).items():
+                self.keep(name, callback)
             # What can still be wrong with the input comes before the folder, so that none is left behind.
             wandb, text = wandb_options(config), config_text(config, self.controls)
             if wandb is not None:
                 import_wandb()
+            self.keep("run", self, if_missing="refuse")
             self.dir = make_run_dir(config, run_suffix, resume)
-            self._describe_run(text)
-            names = {"schedule_names": self.controls.varying, "hyperparameter_names": self.controls.schedules}
-            self.log = MetricsLog(self.dir, wandb=wandb, **names)
-            self.keep("run", self)
-        except BaseException:
-            self._undo.close()
-            raise
+            try:
+                self._describe_run(text)
+                names = {"schedule_names": self.controls.varying, "hyperparameter_names": self.controls.schedules}
+                self.log = MetricsLog(self.dir, wandb=wandb, **names)
+            except OSError as error:
+                raise InputError(f"run folder {self.dir} cannot be written: {error.strerror or error}") from error
         self.interrupts = Interrupts(self._interrupt)
+
+    @contextlib.contextmanager
+    def _undone_on_error(self) -> Iterator[None]:
+        """A run that cannot be made leaves nothing behind: no folder, no process, no changed generator."""
+        try:
+            yield
+        except BaseException:
+            with self._undo:
+                if "dir" in vars(self):
+                    shutil.rmtree(self.dir, ignore_errors=True)
+            raise
 
     def _build(self) -> None:
         config, recipe = self.config, self.recipe
@@ -137,19 +135,33 @@ class TrainingRun:
         self._undo.callback(self.tasks.close)
         spaces = self.tasks.spaces
         check_players(config, recipe, spaces)
-        hp = self.controls.at(0)
+        self.keep("controls", self.controls, if_missing="accept")  # older checkpoints have none
+        hp = self._in_force = self.controls.at(0)
         check_memory(config, self.controls, spaces)
         self.device = pick_device(config.device, spaces, hp)
         self._convolutions = has_convolutions(spaces, hp)
-        self.algorithm = build_algorithm(config, recipe, spaces, hp, self.device)
+        with self._reading("an algorithm for its config cannot be made"):
+            self.algorithm = build_algorithm(config, recipe, spaces, hp, self.device)
         self.players = make_players(self.algorithm, recipe, spaces, self.tasks.normalizers)
         check_evaluation(self.players, config)
         torch.set_num_threads(pick_threads(config.num_threads, self.algorithm, self.device))
         reuse_memory()
-        self.keep("algorithm", self.algorithm)
+        self.keep("algorithm", self.algorithm, if_missing="refuse")
         for name, part in self.tasks.parts().items():
-            self.keep(name, part)
+            self.keep(name, part, if_missing="refuse")
         self.advance(0)
+        if self.resume is not None:
+            self._try_acting()
+
+    def _reading(self, where: str) -> contextlib.AbstractContextManager[None]:
+        """See `reading`; of a run that is not resumed, errors are left as they are."""
+        return reading(f"{self.resume.path}: {where}") if self.resume else contextlib.nullcontext()
+
+    def _try_acting(self) -> None:
+        """Choose actions and throw them away: that there are some shows that what was restored fits together."""
+        with self._reading("no action can be chosen with what it holds"):
+            for runner, player in zip(self.tasks.runners, self.players, strict=True):
+                player.act(runner.obs, runner.memory, explore=True, rng=np.random.default_rng(0))
 
     def _describe_run(self, text: str) -> None:
         write_text_atomic(self.dir / "config.yaml", text)
@@ -195,28 +207,37 @@ class TrainingRun:
         self.stop(reason)
         self.progress.message("stopping at the next checkpoint; press Ctrl-C again to quit without one")
 
-    def keep(self, name: str, part: Any, *, in_best: bool = True) -> None:
+    def keep(
+        self,
+        name: str,
+        part: Any,
+        *,
+        in_best: bool = True,
+        if_missing: Literal["tell", "refuse", "accept"] = "tell",
+    ) -> None:
         """Make `part` belong to the run: saved with it and, when resuming, restored with it.
 
-        A part with `hold` is written while training goes on: see `Saver.save`.
+        A part with `hold` is written while training goes on: see `Saver.save`. if_missing: what to do about a
+        checkpoint that does not hold it.
         """
         self.parts[name] = part
         if not in_best:
             self.not_in_best.append(name)
-        if self.resume is None:
+        if self.resume is None or (name not in self.resume.state and if_missing == "accept"):
             return
-        if name in self.resume.state:
-            part.load_state_dict(self.resume.state.pop(name))  # not kept beside: a replay may fill half the memory
-        elif not name.startswith(CALLBACK):  # a resumed run may well have callbacks that the first one had not
+        if name in self.resume.state or if_missing == "refuse":
+            restore_part(self.resume, name, part)
+        else:
             self.missing.append(name)
             if self._entered:
                 self.progress.message(missing_note(self, name))
 
     def advance(self, env_steps: int) -> None:
-        """Move the clock. Every schedule takes effect here, and only here."""
+        """Move the clock. Every schedule takes effect here, and only here, and so does what a callback has written."""
+        self.controls.take_writes(self.algorithm, self._in_force)
         self.step += env_steps
         self.progress.step = self.step
-        hp = self.algorithm.hp = self.controls.at(self.step)
+        hp = self._in_force = self.algorithm.hp = self.controls.at(self.step)
         for runner in self.tasks.runners:
             if runner.normalizer is not None and hasattr(hp, "gamma"):
                 runner.normalizer.gamma = hp.gamma
@@ -232,6 +253,8 @@ class TrainingRun:
             self.evaluate()
         for callback in self.callbacks:
             callback(self)
+        if self.algorithm.hp is not self._in_force:
+            self.advance(0)
         if crossed(self.config.checkpoint_interval, before, self.step):
             self.save(wait=False)
 
@@ -239,7 +262,8 @@ class TrainingRun:
         try:
             check_finite(metrics, self.step)
         except TrainingDiverged as diverged:
-            remedy = f"try a lower learning rate; {self._last_checkpoint()}"
+            self.saver.join()
+            remedy = f"try a lower learning rate; {last_good(self._last_good())}"
             raise TrainingDiverged(diverged.step, diverged.name, diverged.value, remedy=remedy) from None
 
     def _current(self) -> Metrics:
@@ -310,14 +334,27 @@ class TrainingRun:
         self, path: Path, *, wait: bool, left_out: Collection[str] = (), then: Callable[[], None] = lambda: None
     ) -> None:
         config, info = config_to_dict(self.config, self.controls), self._info()
+        self.controls.take_writes(self.algorithm, self._in_force)
 
         def write(state: dict[str, State]) -> None:
-            save_checkpoint(path, state=state, config=config, info=info)
-            then()
+            try:
+                save_checkpoint(path, state=state, config=config, info=info)
+                then()
+            except OSError as error:
+                raise self.failure(f"{path} cannot be written: {error.strerror or error}") from error
 
         parts = {name: part for name, part in self.parts.items() if name not in left_out}
         with self.progress.phases.during("saving"):
             self.saver.save(parts, write, wait=wait)
+
+    def failure(self, cause: str) -> TrainingFailed:
+        """The error to raise where something outside the algorithm ends the run; from any thread."""
+        return TrainingFailed(cause, step=self.step, run_dir=self.dir, checkpoint_path=self._last_good())
+
+    def _last_good(self) -> Path | None:
+        """The newest checkpoint that is whole, its own or the one it was resumed from."""
+        paths = [self._on_disk, self.resume.path if self.resume else None]
+        return next((path for path in paths if path is not None and path.exists()), None)
 
     def _info(self) -> dict[str, Any]:
         return {
@@ -339,7 +376,17 @@ class TrainingRun:
             "generators": global_state(),
         }
 
+    def state_pattern(self) -> State:
+        means = {"sums": {str: float}, "counts": {str: int}}
+        python = [int, [int], float | None]
+        numbers = {"step": int, "evaluations": int, "evaluated": -1, "best_eval": float, "metrics": {str: float}}
+        return {**numbers, "means": means, "generators": global_state() | {"python": python}}
+
     def load_state_dict(self, state: State) -> None:
+        if self.resume is not None and state["step"] != self.resume.step:
+            raise InputError(f"run.step is {state['step']:,}, but the checkpoint is of step {self.resume.step:,}")
+        if not -1 <= state["evaluated"] <= state["step"]:
+            raise InputError(f"run.evaluated is {state['evaluated']:,}, which is no step before {state['step']:,}")
         self.evaluations, self._evaluated, self.best_eval = state["evaluations"], state["evaluated"], state["best_eval"]
         self.metrics = dict(state["metrics"])
         self.means.load_state_dict(state["means"])
@@ -356,9 +403,10 @@ class TrainingRun:
             self.evaluate()
         with self.progress.phases.during("saving"):
             self.saver.wait()
-        result = TrainResult(self.dir, path, dict(self.metrics))
+        end = self.config.horizon if self.controls.varying else None
+        result = TrainResult(self.dir, path, dict(self.metrics), end)
         status = f"stopped: {self.stop_reason}" if self.stop_reason else "finished"
-        update_metadata(self.dir, status=status, global_step=self.step)
+        self._note_status(status, global_step=self.step)
         if self.stop_reason:
             self.progress.message(f"stopped at step {self.step:,}: {self.stop_reason}")
         if self.interrupted:
@@ -385,58 +433,24 @@ class TrainingRun:
             closing.callback(self.log.close)
             closing.callback(self.progress.stop)
             if isinstance(error, EnvironmentFault):
-                self._name_checkpoint(error)
+                self.saver.join()
+                where = f"at step {self.step:,} of training, {last_good(self._last_good())}"
+                error.args = (f"{error}; {where}",)  # its message is its only argument
             if error is not None and not isinstance(error, TrainingInterrupted):
-                self._note_failure(error)
+                self._note_status(f"failed: {type(error).__name__}: {error}")
             try:
                 self.saver.wait()
             except Exception as lost:
                 if error is None:
-                    self._note_failure(lost)
+                    self._note_status(f"failed: {type(lost).__name__}: {lost}")
                     raise
-                self.progress.message(f"the last checkpoint could not be written: {type(lost).__name__}: {lost}")
+                self.progress.message(f"a checkpoint was lost as well: {type(lost).__name__}: {lost}")
 
-    def _last_checkpoint(self) -> str:
-        path = self.checkpoint_path
-        return f"the last good checkpoint is {path}" if path else "no checkpoint was saved yet"
-
-    def _name_checkpoint(self, error: Exception) -> None:
-        """Add to an error, which has its message as its only argument, from where training can go on."""
-        error.args = (f"{error}; at step {self.step:,} of training, {self._last_checkpoint()}",)
-
-    def _note_failure(self, error: BaseException) -> None:
-        with contextlib.suppress(OSError):
-            update_metadata(self.dir, status=f"failed: {type(error).__name__}: {error}")
-
-
-def resume_notes(run: TrainingRun) -> list[str]:
-    """What a resumed run tells its user: from where, over which horizon, and what could not be restored."""
-    if run.resume is None:
-        return []
-    notes = [f"resumed from {run.resume.path} at step {run.step:,}; schedules run over {run.config.horizon:,} steps"]
-    for name, runner in run.tasks.items():
-        lost = runner.not_restored
-        if lost:
-            which = "all environments" if len(lost) == runner.num_envs else f"environments {', '.join(map(str, lost))}"
-            notes.append(
-                f"{which} of {name} cannot give back their state and began new episodes: from here on the run is a "
-                "valid continuation, but not bit for bit the one that was interrupted"
-            )
-    return notes + [missing_note(run, name) for name in run.missing]
-
-
-def missing_note(run: TrainingRun, name: str) -> str:
-    assert run.resume is not None
-    return f"{run.resume.path} holds no {name}: it is filled anew, so the run is valid but not the same"
-
-
-def recent(runner: EnvRunner) -> Metrics:
-    """Means over the episodes finished of late; NaN before the first."""
-    returns, lengths = runner.recent_returns, runner.recent_lengths
-    return {
-        "train_return_mean": fmean(returns) if returns else math.nan,
-        "train_length_mean": fmean(lengths) if lengths else math.nan,
-    }
+    def _note_status(self, status: str, **more: Any) -> None:
+        try:
+            update_metadata(self.dir, status=status, **more)
+        except OSError as error:
+            self.progress.message(f"{self.dir}: the status cannot be written ({error.strerror or error}): {status}")
 
 
 def crossed(interval: int, before: int, now: int) -> bool:

@@ -381,6 +381,12 @@ def first_violation(schedule: Schedule, horizon: int, *, low: float, high: float
     return None
 
 
+def is_zero_from(schedule: Schedule, horizon: int, step: int) -> bool:
+    """Whether the value is 0 at `step` and at every later one."""
+    first = min(step, horizon - 1)  # past the horizon the last value holds
+    return not any(schedule.at(s, horizon) for s in (first, *telling_steps(schedule, horizon)) if s >= first)
+
+
 def telling_steps(schedule: Schedule, horizon: int) -> list[int]:
     """Env steps in order, between any two of which the value is monotone; and many more, for what a warm-up bends."""
     last = horizon - 1

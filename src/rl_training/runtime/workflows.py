@@ -9,25 +9,28 @@ from typing import Any, Literal, NamedTuple
 
 from rl_training.algorithms.base import Algorithm
 from rl_training.config import InputError, TrainConfig, nearest
+from rl_training.envs.normalize import Normalizer
 from rl_training.envs.runner import action_map
 from rl_training.envs.spaces import ObservationLayout
-from rl_training.envs.tasks import SavedSpaces, make_normalizer, spaces_from_json
+from rl_training.envs.tasks import SavedSpaces, Together, make_normalizer, spaces_from_json
 from rl_training.runtime.callbacks import Callback
-from rl_training.runtime.checkpoints import Checkpoint, CheckpointError, open_checkpoint
+from rl_training.runtime.checkpoints import MANIFEST, Checkpoint, open_checkpoint
 from rl_training.runtime.controls import Controls
-from rl_training.runtime.evaluation import Player, evaluate, make_players
+from rl_training.runtime.evaluation import Player, evaluate, make_players, sizes
 from rl_training.runtime.loading import as_config, build_config, check_config
 from rl_training.runtime.policy import Policy
 from rl_training.runtime.randomness import seed_of
 from rl_training.runtime.registry import ALGORITHMS
+from rl_training.runtime.restoring import reading, restore_part
 from rl_training.runtime.run import TrainResult
 from rl_training.runtime.setup import build_algorithm, pick_device
-from rl_training.types import Metrics
+from rl_training.runtime.temporaries import remove_abandoned
+from rl_training.types import BoxActions, Metrics
 
 __all__ = ["ALGORITHMS", "evaluate_checkpoint", "load_policy", "predict_checkpoint", "resume_training", "train"]
 
 Extend = Literal["keep", "stretch"]
-ACTING = ("algorithm", "normalizer")  # the parts of a checkpoint that a policy needs
+ACTING = ("algorithm", "normalizer", "controls")  # the parts of a checkpoint that a policy needs
 
 
 def train(
@@ -60,6 +63,7 @@ def resume_training(
     if extend not in ("keep", "stretch"):
         raise InputError(f"extend should be keep or stretch, got {extend!r}")
     checkpoint = open_checkpoint(path)
+    remove_abandoned(checkpoint.path.parent)
     changes: dict[str, Any] = {} if device is None else {"device": device}
     config = config_of(checkpoint, allow_import=allow_import, **changes)
     total = config.total_timesteps if total_timesteps is None else total_timesteps
@@ -75,7 +79,17 @@ def resume_training(
         output_dir=Path(output_dir) if output_dir is not None else config.output_dir,
     )
     check_config(config)
+    _check_num_envs(checkpoint, config)
     return ALGORITHMS[config.algo].train(config, callbacks=callbacks, resume=checkpoint, **options)
+
+
+def _check_num_envs(checkpoint: Checkpoint, config: TrainConfig) -> None:
+    """Before that many environments are made: a number in a file may be any."""
+    with reading(f"{checkpoint.path / 'state.json'}: runner cannot be restored"):
+        runner = checkpoint.state["runner"]
+        saved = len(runner["first"] if len(config.tasks) == 1 else runner["0"]["first"])
+        if saved != config.num_envs:
+            raise InputError(f"it has {saved} environments, but config.json has num_envs: {config.num_envs}")
 
 
 def evaluate_checkpoint(
@@ -89,8 +103,8 @@ def evaluate_checkpoint(
     """Evaluate a checkpoint, or a run folder's newest, on fresh environments; of several tasks all, or one."""
     checkpoint = open_checkpoint(path, ACTING)
     config = config_of(checkpoint, allow_import=allow_import, device=device, num_threads="auto")
-    only = None if task is None else task_number(checkpoint, task)
-    metrics = evaluate(_restore(checkpoint, device).players, config, only=only, num_episodes=num_episodes)
+    only = None if task is None else task_number(checkpoint, config, task)
+    metrics = evaluate(_restore(checkpoint, config).players, config, only=only, num_episodes=num_episodes)
     assert metrics is not None  # nothing stops it here
     return metrics
 
@@ -98,12 +112,13 @@ def evaluate_checkpoint(
 def load_policy(path: str | Path, *, task: str | None = None, device: str = "auto") -> Policy:
     """The trained policy, for use in a loop of your own; needs no environment. Of several tasks, name one."""
     checkpoint = open_checkpoint(path, ACTING)
-    number = task_number(checkpoint, task)
-    algorithm, players, spaces, seed = _restore(checkpoint, device)
-    player, saved = players[number], spaces[number]
-    to_env, _ = action_map(saved.env_action, player.box_actions)
-    layout = ObservationLayout(saved.env_observation)
-    return Policy(algorithm, player.act, layout, to_env, player.normalizer, seed_of(seed, "evaluation", number))
+    config = config_of(checkpoint, needs_env=False, device=device, num_threads="auto")
+    number = task_number(checkpoint, config, task)
+    algorithm, players, spaces, layouts = _restore(checkpoint, config)
+    player = players[number]
+    to_env, _ = action_map(spaces[number].env_action, player.box_actions)
+    seed = seed_of(config.seed, "evaluation", number)
+    return Policy(algorithm, player.act, layouts[number], to_env, player.normalizer, seed)
 
 
 def predict_checkpoint(
@@ -117,16 +132,13 @@ def config_of(
     checkpoint: Checkpoint, *, needs_env: bool = True, allow_import: bool = True, **changes: Any
 ) -> TrainConfig:
     """The config a checkpoint was made with, and changes to it, checked as if it came from a file."""
-    try:
+    with reading(f"{checkpoint.path / 'config.json'}: its config cannot be used here"):
         return build_config({**checkpoint.config, **changes}, allow_import=allow_import, needs_env=needs_env)
-    except ValueError as error:
-        raise CheckpointError(f"{checkpoint.path}: its config cannot be used here: {error}") from error
 
 
-def task_number(checkpoint: Checkpoint, task: str | None) -> int:
+def task_number(checkpoint: Checkpoint, config: TrainConfig, task: str | None) -> int:
     """Which of the checkpoint's tasks is meant; needs no name where there is only one."""
-    ids = checkpoint.info["env_id"]
-    names = [ids] if isinstance(ids, str) else list(ids)
+    names = [each.env_id for each in config.tasks]
     if task in names:
         return names.index(task)
     if task is None and len(names) == 1:
@@ -142,24 +154,43 @@ class Restored(NamedTuple):
     algorithm: Algorithm
     players: list[Player]
     spaces: list[SavedSpaces]
-    seed: int
+    layouts: list[ObservationLayout]
 
 
-def _restore(checkpoint: Checkpoint, device: str) -> Restored:
-    config = config_of(checkpoint, needs_env=False, device=device, num_threads="auto")  # of the machine that trained
-    recipe = ALGORITHMS[config.algo].recipe
-    info, tasks = checkpoint.info["spaces"], config.tasks
-    saved = [spaces_from_json(info if len(tasks) == 1 else info[task.env_id]) for task in tasks]
+def _restore(checkpoint: Checkpoint, config: TrainConfig) -> Restored:
+    recipe, tasks = ALGORITHMS[config.algo].recipe, config.tasks
+    with reading(f"{checkpoint.path / MANIFEST}: its spaces cannot be used"):
+        info = checkpoint.info["spaces"]
+        saved = [spaces_from_json(info if len(tasks) == 1 else info[task.env_id]) for task in tasks]
+        layouts = [ObservationLayout(each.env_observation) for each in saved]
+        normalizers = [
+            make_normalizer(task.env_kwargs, layout.space, 1) for task, layout in zip(tasks, layouts, strict=True)
+        ]
+        for each, layout, normalizer in zip(saved, layouts, normalizers, strict=True):
+            _check_spaces(each, layout, normalizer, recipe.box_actions)
     spaces = [each.model for each in saved]
-    hp = Controls(recipe.hyperparameters, config.algo_kwargs, config.horizon).at(checkpoint.step)
-    algorithm = build_algorithm(config, recipe, spaces, hp, pick_device(device, spaces, hp))
-    algorithm.load_state_dict(checkpoint.state["algorithm"])
-    normalizers = [
-        make_normalizer(task.env_kwargs, ObservationLayout(each.env_observation).space, 1)
-        for task, each in zip(tasks, saved, strict=True)
-    ]
-    for number, normalizer in enumerate(normalizers):
-        if normalizer is not None:
-            state = checkpoint.state["normalizer"]
-            normalizer.load_state_dict(state if len(tasks) == 1 else state[str(number)])
-    return Restored(algorithm, make_players(algorithm, recipe, spaces, normalizers), saved, config.seed)
+    controls = Controls(recipe.hyperparameters, config.algo_kwargs, config.horizon)
+    if "controls" in checkpoint.state:  # older checkpoints have none
+        restore_part(checkpoint, "controls", controls)
+    hp = controls.at(checkpoint.step)
+    with reading(f"{checkpoint.path}: an algorithm for its config and spaces cannot be made"):
+        algorithm = build_algorithm(config, recipe, spaces, hp, pick_device(config.device, spaces, hp))
+    restore_part(checkpoint, "algorithm", algorithm)
+    present = {str(i): normalizer for i, normalizer in enumerate(normalizers) if normalizer is not None}
+    if present:
+        restore_part(checkpoint, "normalizer", present["0"] if len(tasks) == 1 else Together(present))
+    return Restored(algorithm, make_players(algorithm, recipe, spaces, normalizers), saved, layouts)
+
+
+def _check_spaces(
+    saved: SavedSpaces, layout: ObservationLayout, normalizer: Normalizer | None, box_actions: BoxActions
+) -> None:
+    """What the environment shows and takes must be what the model sees and chooses."""
+    seen = normalizer.space(layout.space) if normalizer else layout.space
+    _, chosen = action_map(saved.env_action, box_actions)
+    for what, outside, model in (
+        ("observation", seen, saved.model.observation),
+        ("action", chosen, saved.model.action),
+    ):
+        if sizes(outside) != sizes(model):
+            raise InputError(f"{what}s of the environment are {outside}, those of the model {model}")
