@@ -260,6 +260,32 @@ def test_the_display_follows_a_rollout_step_by_step(tiny_config, monkeypatch) ->
     assert seen >= set(range(0, 64, 2)), "of two environments"
 
 
+@pytest.mark.parametrize("kind", [LiveProgress, PlainProgress])
+def test_a_message_from_a_signal_handler_never_waits_for_good(kind, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The drawing thread may wait for a print that the handler interrupted, and so would never end."""
+    monkeypatch.setattr(progress, "MESSAGE_SECONDS", 0.01)
+    stream = io.StringIO()
+    drawing, go_on = threading.Event(), threading.Event()
+
+    def draw() -> None:
+        with progress._drawing:
+            drawing.set()
+            go_on.wait()
+
+    with kind(stream=stream) as shown:
+        shown.start(10, "title")
+        thread = threading.Thread(target=draw)
+        thread.start()
+        drawing.wait()
+        shown.message("stopping at the next checkpoint")
+        assert "stopping" not in stream.getvalue()
+        go_on.set()
+        thread.join()
+        shown.message("saved")
+    text = stream.getvalue()
+    assert 0 < text.index("stopping at the next checkpoint") < text.index("saved")
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_process_forked_in_the_middle_of_a_drawing_can_draw() -> None:
     drawing, go_on = threading.Event(), threading.Event()

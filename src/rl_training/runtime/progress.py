@@ -22,6 +22,7 @@ QUIET_SECONDS = 30.0  # after which plain output says that the run is alive
 SPEED_WINDOW = 30.0  # seconds over which steps per second are measured
 PHASE_WINDOW = 5.0  # seconds over which the shares of the phases are measured
 LEAST_SHARE = 0.01  # of a phase that is shown
+MESSAGE_SECONDS = 0.5  # for which a message waits for a drawing to end
 MAX_ROWS = 8  # in a column of the live display
 LINE_CELLS = 2  # of a group in a plain line
 TASK_RETURN = of_task("train_return_mean", "")  # beginning of the metrics that the tasks of a run have
@@ -89,6 +90,7 @@ class Progress:
         self._first = Mark(self._started, 0, {})
         self._marks = deque([self._first])
         self._closing = contextlib.ExitStack()
+        self._waiting: deque[str] = deque()  # messages
 
     def start(self, total: int, title: str, step: int = 0) -> None:
         """`step`: where a resumed run begins."""
@@ -108,6 +110,7 @@ class Progress:
             with contextlib.suppress(OSError, ValueError):  # the stream is closed: whoever writes next is told
                 while not done.wait(REFRESH_SECONDS):
                     with _drawing:
+                        self._show_waiting()
                         self.tick()
 
         thread = threading.Thread(target=tick_until_done, name="progress", daemon=True)
@@ -125,10 +128,26 @@ class Progress:
             self.metrics = {**self.metrics, **metrics}  # another dict: the thread may be reading the old one
 
     def message(self, text: str) -> None:
-        pass
+        """May come from a signal handler, which may have interrupted a print that the drawing thread waits for: the
+        message then waits for its turn, instead of for the thread."""
+        self._waiting.append(text)
+        if _drawing.acquire(timeout=MESSAGE_SECONDS):
+            try:
+                self._show_waiting()
+            finally:
+                _drawing.release()
+
+    def _show_waiting(self) -> None:
+        while self._waiting:
+            with contextlib.suppress(RuntimeError):  # a handler came in the middle of a print: nothing can be printed
+                self.show(self._waiting.popleft())
+
+    def show(self, text: str) -> None:
+        """Print a message."""
 
     def stop(self) -> None:
         self._closing.close()
+        self._show_waiting()
 
     def __enter__(self) -> Progress:
         return self
@@ -204,9 +223,8 @@ class PlainProgress(Progress):
         if time.monotonic() - self._printed >= QUIET_SECONDS:
             self._print(f"{self._counts()}  {self.activity()}")
 
-    def message(self, text: str) -> None:
-        with contextlib.suppress(RuntimeError):  # from a signal handler that came in the middle of a print
-            self._print(text)
+    def show(self, text: str) -> None:
+        self._print(text)
 
     def _print(self, text: str) -> None:
         with _drawing:
@@ -248,9 +266,8 @@ class LiveProgress(Progress):
         if self._live.is_started:
             self._live.refresh()
 
-    def message(self, text: str) -> None:
-        with contextlib.suppress(RuntimeError), _drawing:  # from a signal handler that came in the middle of a print
-            self._console.print(text, markup=False, highlight=False)
+    def show(self, text: str) -> None:
+        self._console.print(text, markup=False, highlight=False)
 
     def stop(self) -> None:
         super().stop()
