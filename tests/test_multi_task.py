@@ -137,7 +137,7 @@ def test_resume_is_exact(make, target):
     for name in whole.metrics.keys() - {"steps_per_second"}:
         assert resumed.metrics[name] == pytest.approx(whole.metrics[name], nan_ok=True, abs=0), name
     state = load_checkpoint(whole.checkpoint_path).state
-    assert state.keys() == {"algorithm", "normalizer", "runner", "replay_0", "replay_1", "run"}
+    assert state.keys() == {"algorithm", "controls", "normalizer", "runner", "replay_0", "replay_1", "run"}
     assert state["normalizer"].keys() == {"0"}
     assert state["algorithm"]["finished"] == ([] if target is None else [0])
 
@@ -170,7 +170,13 @@ def test_one_environment_is_a_task_like_any_other(make):
     assert len(seen["run"].algorithm.spaces) == 1
     assert seen["run"].algorithm.scores[0] == {0: 6.0}
     assert not [name for name in result.metrics if "/" in name]
-    assert load_checkpoint(result.checkpoint_path).state.keys() == {"algorithm", "runner", "replay_0", "run"}
+    assert load_checkpoint(result.checkpoint_path).state.keys() == {
+        "algorithm",
+        "controls",
+        "runner",
+        "replay_0",
+        "run",
+    }
     assert load_policy(result.run_dir).act(np.zeros(4, np.float32)) in (0, 1)
     assert evaluate_checkpoint(result.run_dir, task="CartPole-v1")["eval_return_mean"] == 6
 
