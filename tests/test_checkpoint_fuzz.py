@@ -148,9 +148,8 @@ def only_built(monkeypatch):
     def enter(run):
         if run.resume is None:
             return original(run)
-        run.tasks.close()
         run.log.close()
-        torch.set_num_threads(run._threads)
+        run._undo.close()
         raise Built
 
     monkeypatch.setattr(TrainingRun, "__enter__", enter)

@@ -83,7 +83,9 @@ RunArgument = Annotated[
         show_default=False,
     ),
 ]
-CheckpointOption = Annotated[Path | None, typer.Option("--checkpoint", help="The same as RUN.", show_default=False)]
+CheckpointOption = Annotated[
+    Path | None, typer.Option("--checkpoint", help="Run folder or checkpoint, instead of RUN.", show_default=False)
+]
 
 
 def _whole(text: str) -> int:
@@ -319,33 +321,10 @@ def algorithms(name: Annotated[str | None, typer.Argument(help="One algorithm.",
 @app.command()
 def doctor() -> None:
     """Show versions, devices, threads and environment backends."""
-    import importlib.util
+    from rl_training.runtime.doctor import report
 
-    import torch
-
-    from rl_training.runtime.metadata import package_versions
-
-    for package, version in package_versions().items():
-        print(f"{package:<14} {version}")
-    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-    print(f"{'devices':<14} cpu{''.join(f', cuda:{i} ({gpu})' for i, gpu in enumerate(gpus))}")
-    omp = os.environ.get("OMP_NUM_THREADS", "not set")
-    print(f"{'threads':<14} torch {torch.get_num_threads()}, cores {os.cpu_count()}, OMP_NUM_THREADS {omp}")
-    extras = {
-        "ale": "ale_py",
-        "mujoco": "mujoco",
-        "box2d": "Box2D",
-        "envpool": "envpool",
-        "plot": "matplotlib",
-        "wandb": "wandb",
-    }
-    found = {extra: importlib.util.find_spec(module) is not None for extra, module in extras.items()}
-    print(f"{'backends':<14} sync, async, vector{''.join(f', {b}' for b in ('ale', 'envpool') if found[b])}")
-    missing = [
-        f"rl-training[{'atari' if e == 'ale' else e}]" for e, there in found.items() if not there and e != "envpool"
-    ]
-    if missing:
-        print(f"{'not installed':<14} {', '.join(missing)}")
+    for name, text in report().items():
+        print(f"{name:<14} {text}")
 
 
 def _one_config(argument: Path | None, option: Path | None) -> Path:

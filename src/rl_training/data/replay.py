@@ -17,7 +17,7 @@ from torch import Tensor
 
 from rl_training.config import InputError
 from rl_training.data.batch import tree_map
-from rl_training.data.fields import FLAG, check_entries, check_shapes, fields_of, num_bytes
+from rl_training.data.fields import check_entries, check_shapes, fields_of, num_bytes
 from rl_training.data.state_check import MOST, compare_state
 from rl_training.types import Array, Batch, Field, Fields, Observation, State, Step
 
@@ -82,7 +82,7 @@ class Replay:
             self._entries = tuple(step)
         if self.obs is None:
             check_shapes(step, self.fields, self.num_envs)
-            self._allocate(self.fields)
+            self._allocate(stored_fields(self.fields, self.stack))
         env = self._envs
         if "live" in step:
             env = np.flatnonzero(step["live"])
@@ -283,7 +283,7 @@ class Replay:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self.device, copy=True)
 
     def _allocate(self, fields: Fields) -> None:
-        self.obs = tree_map(self._empty, stored_obs(fields, self.stack))
+        self.obs = tree_map(self._empty, fields["obs"])
         self._copy_there()
         self.columns = {key: self._empty(field) for key, field in fields.items() if key not in NOT_COLUMNS}
 
@@ -358,12 +358,8 @@ class Replay:
         if "obs" not in state:
             return
         seen, stepped = self._slices(self.cursor + self.under_way), self._slices(self.cursor)
-        if self.fields is None:
-            saved = {"obs": state["obs"], **state["columns"]}
-            self.fields = tree_map(lambda parts: Field(parts[0].shape[1:], parts[0].dtype), saved)
-            self.fields["first"] = FLAG
         if self.obs is None:
-            self._allocate(self.fields)
+            self._allocate(saved_fields(state) if self.fields is None else stored_fields(self.fields, self.stack))
         fill(self.obs, state["obs"], seen, "replay.obs")
         fill(self.columns, state["columns"], stepped, "replay.columns")
         fill(self.valid, state["valid"], stepped, "replay.valid")
@@ -396,13 +392,18 @@ def ring_rows(capacity: int, num_envs: int, frame_stack: int) -> tuple[int, int]
     return rows, rows + max(frame_stack, rows // GAP) + 2
 
 
-def stored_obs(fields: Fields, frame_stack: int) -> Any:
-    """The fields of a row's observation: of stacked frames only the newest."""
-    return (
-        tree_map(lambda field: field._replace(shape=field.shape[1:]), fields["obs"])
-        if frame_stack > 1
-        else fields["obs"]
-    )
+def stored_fields(fields: Fields, frame_stack: int) -> Fields:
+    """The fields of a row: of stacked frames only the newest."""
+    if frame_stack == 1:
+        return fields
+    return {**fields, "obs": tree_map(lambda field: field._replace(shape=field.shape[1:]), fields["obs"])}
+
+
+def saved_fields(state: State) -> Fields:
+    """The fields of a row in a state that was saved."""
+    saved = {"obs": state["obs"], **state["columns"]}
+    fields: Fields = tree_map(lambda parts: Field(parts[0].shape[1:], parts[0].dtype), saved)
+    return fields
 
 
 def replay_bytes(
@@ -410,7 +411,7 @@ def replay_bytes(
 ) -> tuple[int, int]:
     """What a Replay of this kind allocates: (observations, all with them)."""
     places = num_envs * ring_rows(capacity, num_envs, frame_stack)[1]
-    obs = places * num_bytes({"obs": stored_obs(fields, frame_stack)})
+    obs = places * num_bytes({"obs": stored_fields(fields, frame_stack)["obs"]})
     columns = places * (num_bytes({key: field for key, field in fields.items() if key not in NOT_COLUMNS}) + 1)  # valid
     return obs, obs + columns + (_priorities_bytes(places) if prioritized else 0)
 
