@@ -126,13 +126,12 @@ def naive_targets(algorithm, task, episode, t):
     for s in range(t, t + hp.unroll_steps + 1):
         row = {"obs": episode["obs"][min(s, length)], "policy": None, "value": None, "reward": None}
         if s < length:
-            # Of an episode that goes on, or was cut, the last known step is bootstrapped from.
-            until = min(s + hp.n_step, length if over else length - 1)
+            until = min(s + hp.n_step, length)
             value = sum(hp.gamma ** (i - s) * float(episode["steps"][i]["reward"]) for i in range(s, until))
-            if until < length:
-                searched = float(episode["steps"][until]["root_value"])
-                ahead = value_of(algorithm, task, episode["obs"][until]) if bootstrap == "target" else searched
-                value += hp.gamma ** (until - s) * ahead
+            if until < length and bootstrap == "search":
+                value += hp.gamma ** (until - s) * float(episode["steps"][until]["root_value"])
+            elif until < length or not over:  # nobody has searched the observation that came last
+                value += hp.gamma ** (until - s) * value_of(algorithm, task, episode["obs"][until])
             row |= {"policy": episode["steps"][s]["policy"], "value": value, "reward": episode["steps"][s]["reward"]}
         elif over:
             row |= {"value": 0.0, "reward": 0.0}

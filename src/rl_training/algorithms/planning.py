@@ -219,18 +219,10 @@ class PlanningAlgorithm(ReplayAlgorithm):
         obs [B, ...], action [B, K, ...], reward [B, K], value and policy [B, K + 1, ...], and masks of what is known.
         """
         hp, count = self.hp, self.hp.unroll_steps + 1
-        n = self.steps_to_bootstrap(replay, index)
         sequence = replay.sequences(index, count + hp.n_step)
         steps, terminated, place = sequence["steps"], sequence["terminated"], sequence["place"]
         known = np.arange(count) < steps[:, None]
-        after = bootstrap_after(steps, terminated, n, count)
-        rows, at = np.arange(len(index))[:, None], np.arange(count) + after
-        value = sequence["root_value"][rows, at]
-        if hp.bootstrap == "target":
-            value = self.values_now(replay, place[rows, at])
-        value = n_step_sum(sequence["reward"], after, self.discount) + np.where(
-            at < steps[:, None], (np.float32(self.discount) ** after) * value, np.float32(0)
-        )
+        value = self.value_targets(replay, sequence, self.steps_to_bootstrap(replay, index))
         stored: tuple[str, ...] = ("policy", "candidates")
         policy = {name: sequence[name][:, :count] for name in stored if name in sequence}
         # A number that hardly varies: on a GPU every size of a search has a graph of its own.
@@ -242,18 +234,38 @@ class PlanningAlgorithm(ReplayAlgorithm):
             "obs": replay.observations(index),
             "action": self.actions(sequence["action"][:, :-1], known_reward, count - 1),
             "reward": np.where(known_reward, sequence["reward"][:, : count - 1], np.float32(0)),
-            "value": np.where(known, value, np.float32(0)).astype(np.float32),
+            "value": np.where(known, value, np.float32(0)),
             "policy_mask": known.astype(np.float32),
             "value_mask": (known | over).astype(np.float32),
             "reward_mask": (known | over)[:, :-1].astype(np.float32),
         }
+
+    def value_targets(self, replay: Replay, sequence: dict[str, Array], n: int | Array) -> Array:
+        """[B, K + 1] Sums of up to n rewards, and the discounted value of the state after them.
+
+        A terminated episode ends in a state worth 0. Otherwise the row after the last known step holds the observation
+        that step led to, whether the episode was truncated there or still runs. No search was made at it: with
+        `bootstrap: search` too its value is the target network's.
+        """
+        steps, terminated, count = sequence["steps"][:, None], sequence["terminated"][:, None], self.hp.unroll_steps + 1
+        after = bootstrap_after(sequence["steps"], n, count)
+        rows, at = np.arange(len(after))[:, None], np.arange(count) + after
+        beyond = at >= steps
+        value = sequence["root_value"][rows, at]
+        if self.hp.bootstrap == "target" or (beyond & ~terminated).any():
+            # Of all states, of which a search's value may replace most: on a GPU each number of them has its graph.
+            now = self.values_now(replay, sequence["place"][rows, at])
+            value = now if self.hp.bootstrap == "target" else np.where(beyond, now, value)
+        ahead = np.where(beyond & terminated, np.float32(0), np.float32(self.discount) ** after * value)
+        target: Array = (n_step_sum(sequence["reward"], after, self.discount) + ahead).astype(np.float32)
+        return target
 
     def steps_to_bootstrap(self, replay: Replay, index: Array) -> int | Array:
         """Steps before bootstrapping: one number, or [B]."""
         return int(self.hp.n_step)
 
     def values_now(self, replay: Replay, place: Array) -> Array:
-        """[B, K + 1] The target network's word on the observations at places [B, K + 1]."""
+        """[B, K + 1] The target network's values of the observations at places [B, K + 1]."""
         obs = replay.observations(place.reshape(-1))
         return self.target_planner.inference.initial(obs, 0)[:, -2].reshape(place.shape)
 

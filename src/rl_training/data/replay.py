@@ -220,7 +220,8 @@ class Replay:
         """What followed from the steps at places [B] on, in rows of `length`.
 
         steps [B]: how many of these are known steps of the episode, at least 1. terminated [B]: whether the last of
-        those ended it. place [B, L], and all columns [B, L, ...], with rubbish beyond the known steps.
+        those ended it. place [B, L], and all columns [B, L, ...], with rubbish beyond the known steps; but where fewer
+        than L are known, the row after them holds the observation that the last one led to.
         """
         place = self._after(index[:, None], np.arange(length))
         steps = np.logical_and.accumulate(self.valid[place], 1).sum(1)
