@@ -20,6 +20,8 @@ Batch: TypeAlias = dict[str, Any]  # rollout [T, N, ...], transitions [B, ...], 
 BoxActions: TypeAlias = Literal["clip", "scale"]  # what a policy means by a Box action: see EnvRunner
 Metrics: TypeAlias = dict[str, float]
 Reports: TypeAlias = Mapping[str, float] | Mapping[str, list[Tensor]]  # of updates: means, or each one's on the device
+History: TypeAlias = dict[str, Any]  # steps before B observations: obs and action [B, P, ...], the newest last, and
+#                                      length [B]: so many of the P there were, the others mean nothing
 State: TypeAlias = dict[str, Any]  # for checkpoints: nested dicts and lists of tensors, arrays, plain scalars
 
 

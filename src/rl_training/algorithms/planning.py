@@ -151,17 +151,17 @@ class PlanningAlgorithm(ReplayAlgorithm):
         """Of Q: outcomes of board games lie between -1 and 1, of all else nothing is known."""
         return (-1.0, 1.0) if self.spaces.num_players == 2 else (math.inf, -math.inf)
 
+    def numbers_in_evaluation(self) -> dict[str, Any]:
+        """What `plan` takes in their place where nothing is explored."""
+        hp = self.hp
+        simulations = hp.num_simulations if hp.eval_num_simulations is None else hp.eval_num_simulations
+        quiet = dict.fromkeys(self.exploration(), 0.0)
+        return {"temperature": hp.eval_temperature, "num_simulations": simulations, **quiet}
+
     def act(self, obs: Observation, memory: Any, *, explore: bool, rng: np.random.Generator) -> Decision:
-        hp, numbers = self.hp, self.numbers_in_play()
-        if not explore:
-            simulations = hp.num_simulations if hp.eval_num_simulations is None else hp.eval_num_simulations
-            quiet = dict.fromkeys(self.exploration(), 0.0)
-            numbers = {"temperature": hp.eval_temperature, "num_simulations": simulations, **quiet}
+        numbers = self.numbers_in_play() if explore else self.numbers_in_evaluation()
         plan = self.plan(obs, rng=rng, **numbers)
-        extras = {"policy": plan.policy, "root_value": plan.value}
-        if plan.candidates is not None:
-            extras["candidates"] = plan.candidates
-        return Decision(plan.action, memory, extras)
+        return Decision(plan.action, memory, stored_with_step(plan))
 
     def warm_up(self, obs: Observation, memory: Any, *, explore: bool, rng: np.random.Generator) -> Decision:
         """A search of a model that knows nothing is random enough, and comes with targets."""
@@ -269,6 +269,10 @@ class PlanningAlgorithm(ReplayAlgorithm):
         obs = replay.observations(place.reshape(-1))
         return self.target_planner.inference.initial(obs, 0)[:, -2].reshape(place.shape)
 
+    def inputs_at(self, replay: Replay, place: Array) -> dict[str, Any]:
+        """What `plan` takes to search from the places [B] of a replay."""
+        return {"obs": replay.observations(place)}
+
     def renew_policies(
         self, replay: Replay, policy: dict[str, Array], place: Array, known: Array, fresh: Array
     ) -> None:
@@ -281,8 +285,8 @@ class PlanningAlgorithm(ReplayAlgorithm):
             return
         known = known[fresh]
         place = np.where(known, place[fresh], place[fresh, :1])  # in place of what is not known any observation will do
-        obs = replay.observations(place.reshape(-1))
-        plan = self.plan(obs, rng=self.rng, planner=self.target_planner, **self.numbers_in_play())
+        inputs = self.inputs_at(replay, place.reshape(-1))
+        plan = self.plan(**inputs, rng=self.rng, planner=self.target_planner, **self.numbers_in_play())
         rows, steps = fresh[np.nonzero(known)[0]], np.nonzero(known)[1]
         policy["policy"][rows, steps] = plan.policy.reshape(*known.shape, -1)[known]
         if plan.candidates is not None:
@@ -398,6 +402,11 @@ def model_options(hp: PlanningHyperparameters) -> dict[str, Any]:
         "stem",
     )
     return {name: getattr(hp, name) for name in names}
+
+
+def stored_with_step(plan: Plan) -> dict[str, Array]:
+    extras = {"policy": plan.policy, "root_value": plan.value}
+    return extras if plan.candidates is None else extras | {"candidates": plan.candidates}
 
 
 def part(batches: Batch, number: int, count: int) -> Batch:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from rl_training.config import InputError
 from rl_training.data.batch import tree_map
-from rl_training.types import Array, Batch, Observation, State, Step
+from rl_training.types import Array, Batch, History, Observation, State, Step
 
 if TYPE_CHECKING:
     from rl_training.data.priorities import Priorities
@@ -232,6 +232,21 @@ class Replay:
             "place": place,
             "steps": steps,
             "terminated": self.columns["terminated"][last],
+        }
+
+    def history(self, index: Array, count: int) -> History:
+        """Up to `count` steps of their episodes before the places [B], which may be those of last observations.
+
+        As far as they can still be drawn; an episode's first place has none.
+        """
+        before = self._after(index[:, None], np.arange(-count, 0))
+        known = np.logical_and.accumulate(self.valid[before][:, ::-1], 1)[:, ::-1]  # ends lie between episodes
+        place = np.where(known, before, index[:, None])
+        obs = self.observations(place.reshape(-1))
+        return {
+            "obs": tree_map(lambda x: x.reshape(*place.shape, *x.shape[1:]), obs),
+            "action": self.columns["action"][place],
+            "length": known.sum(1),
         }
 
     def age(self, index: Array) -> Array:
