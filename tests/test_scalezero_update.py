@@ -398,11 +398,13 @@ def steps_of_play(spaces, num_envs, count, seed=0):
 
 @pytest.mark.parametrize("context", [2, 4])
 def test_acting_step_by_step_is_planning_from_the_whole_history(context):
-    """Environments that begin an episode forget, each alone."""
+    """Environments that begin an episode forget, each alone; and what is remembered is seen by the weights of now."""
     algorithm = make(context=context)
     obs, begins = steps_of_play(TASKS[1], 3, 12)
     memory, episodes = None, [([], []) for _ in range(3)]
     for now, first in zip(obs, begins, strict=True):
+        stir(algorithm.model)
+        algorithm.players[1].refresh()
         if memory is not None and first.any():
             memory = zero_rows(memory, first)
         for env in np.flatnonzero(first):
