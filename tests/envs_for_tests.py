@@ -130,6 +130,31 @@ class Structured(gym.Env):
         return self._obs(), float(np.sum(action)), self.t == 3, False, {}
 
 
-for name, cls in (("Counter", CounterEnv), ("RandomWalk", RandomWalk), ("Structured", Structured)):
+class Cue(gym.Env):
+    """A sign is shown once, then nothing for `blank` steps, then a question: the action that matches the sign earns 1,
+    the other -1. Without memory no policy earns anything on average."""
+
+    observation_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, blank: int = 1) -> None:
+        self.blank = blank
+
+    def _obs(self) -> np.ndarray:
+        return np.array([self.sign if self.t == 0 else 0.0, self.t > self.blank], np.float32)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.t, self.sign = 0, float(self.np_random.choice([-1.0, 1.0]))
+        return self._obs(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        asked = self.t > self.blank
+        reward = 0.0 if not asked else 1.0 if (action == 1) == (self.sign > 0) else -1.0
+        self.t += 1
+        return self._obs(), reward, asked, False, {}
+
+
+for name, cls in (("Counter", CounterEnv), ("RandomWalk", RandomWalk), ("Structured", Structured), ("Cue", Cue)):
     if f"{name}ForTests-v0" not in gym.registry:
         gym.register(f"{name}ForTests-v0", cls)

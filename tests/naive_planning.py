@@ -151,22 +151,35 @@ def name_of(action: Array) -> int:
 
 
 def naive_targets(
-    episode: Episode, t: int, *, unroll: int, n: int, gamma: float, players: int, value: Callable[[dict], float]
+    episode: Episode,
+    t: int,
+    *,
+    unroll: int,
+    n: int,
+    gamma: float,
+    players: int,
+    value: Callable[[dict], float],
+    value_after: Callable[[dict], float],
 ) -> list[dict[str, Any]]:
-    """What the steps t .. t + unroll of an episode teach; `step` is None beyond what is known of it."""
-    known, taught = episode.steps, []
+    """What the steps t .. t + unroll of an episode teach; `step` is None beyond what is known of it.
+
+    value: of the state that a step was taken in; value_after: of the observation that it led to.
+    """
+    known, sign = episode.steps, 1 if players == 1 else -1
+
+    def worth(i: int, rewards: int) -> float:
+        """Of the state before step i: so many rewards, and the value of the state after them."""
+        if i == len(known):
+            return 0.0 if episode.terminated else value_after(known[-1])
+        if rewards == 0:
+            return value(known[i])
+        return float(known[i]["reward"]) + sign * gamma * worth(i + 1, rewards - 1)
+
+    taught = []
     for i in range(t, t + unroll + 1):
-        if i >= len(known):
+        if i < len(known):
+            taught.append({"step": known[i], "value": worth(i, n), "reward": float(known[i]["reward"])})
+        else:
             over = episode.terminated  # absorbed: nothing is earned there, nothing is worth anything
             taught.append({"step": None, "value": 0.0 if over else None, "reward": 0.0 if over else None})
-            continue
-        total, weight, j = 0.0, 1.0, i
-        while j < len(known) and j < i + n and (episode.terminated or j + 1 < len(known)):
-            same_player = players == 1 or (j - i) % 2 == 0
-            total += weight * float(known[j]["reward"]) * (1 if same_player else -1)
-            weight, j = weight * gamma, j + 1
-        if j < len(known):
-            same_player = players == 1 or (j - i) % 2 == 0
-            total += weight * value(known[j]) * (1 if same_player else -1)
-        taught.append({"step": known[i], "value": total, "reward": float(known[i]["reward"])})
     return taught

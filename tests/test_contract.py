@@ -51,6 +51,7 @@ def test_trains_saves_evaluates_and_predicts(algo, tiny_config):
     policy, env = load_policy(result.checkpoint_path), gym.make(config.env_id)
     obs, _ = env.reset(seed=0)
     assert env.action_space.contains(policy.act(obs))
+    policy.reset()  # other environments: a policy that remembers is to forget the one before
     assert all(env.action_space.contains(action) for action in policy.act(np.stack([obs] * 3)))
 
 

@@ -76,7 +76,7 @@ def test_a_saved_replay_of_other_entries_is_an_error() -> None:
     replay = Replay(8, 2, fields_of(first))
     replay.add(first)
     other = Replay(8, 2, fields_of(first) | {"value": Field((), np.dtype(np.float32))})
-    with pytest.raises(StateMismatch, match="replay.columns.value is missing"):
+    with pytest.raises(StateMismatch, match=r"replay\.columns\.value is missing"):
         other.load_state_dict(replay.state_dict())
 
 

@@ -30,21 +30,30 @@ def stir(model):
         parameter.add_(0.3 * torch.randn_like(parameter))
 
 
-def walk(inference, task, batch, nodes, seed):
-    """What is said of roots and of random nodes below them [nodes + 1, B, A + 2]."""
+def walk(inference, task, batch, nodes, seed, steps=0):
+    """What is said of roots, after histories of up to so many steps, and of random nodes below them
+    [nodes + 1, B, A + 2]."""
     rng = np.random.default_rng(seed)
-    obs = rng.standard_normal((batch, *TASKS[task].observation.shape)).astype(np.float32)
-    words = [inference.initial(obs, nodes).copy()]
+    shape = TASKS[task].observation.shape
+    obs = rng.standard_normal((batch, *shape)).astype(np.float32)
+    history = None
+    if steps:
+        history = {
+            "obs": rng.standard_normal((batch, steps, *shape)).astype(np.float32),
+            "action": rng.integers(TASKS[task].action.n, size=(batch, steps)),
+            "length": np.arange(batch) % (steps + 1),
+        }
+    words = [inference.initial(obs, nodes, history).copy()]
     for node in range(1, nodes + 1):
         parent, action = rng.integers(node, size=batch), rng.integers(TASKS[task].action.n, size=batch)
         words.append(inference.recurrent(node, parent, action).copy())
     return np.stack(words)
 
 
-def assert_agree(model, task=1, batch=4, nodes=14, seed=0, inference=None):
+def assert_agree(model, task=1, batch=4, nodes=14, seed=0, inference=None, steps=0):
     view = model.for_task(task)
-    actual = walk(inference or NumpyInference(view), task, batch, nodes, seed)
-    expected = walk(TorchInference(view), task, batch, nodes, seed)
+    actual = walk(inference or NumpyInference(view), task, batch, nodes, seed, steps)
+    expected = walk(TorchInference(view), task, batch, nodes, seed, steps)
     assert np.ptp(expected, 0).min() > 1e-4  # nodes differ
     np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-5)
 
@@ -65,11 +74,21 @@ def test_nodes_of_any_depth(task, context, batch):
         {"value_limit": 0, "reward_limit": 7},
         {"value_limit": 0, "reward_limit": 0},
         {"experts": 1},
-        {"train_context": 2},
+        {"train_context": 4},
     ],
 )
 def test_every_option(options):
     assert_agree(make(**options))
+
+
+@pytest.mark.parametrize("context", [2, 3, 4])
+@pytest.mark.parametrize("batch", [1, 6])
+def test_nodes_below_roots_that_remember(context, batch):
+    model = make(context=context)
+    assert_agree(model, batch=batch, steps=context - 1)
+    inference = NumpyInference(model.for_task(1))
+    for steps in (context - 1, 0, context - 1):  # nothing is left of an earlier search
+        assert_agree(model, batch=batch, steps=steps, inference=inference)
 
 
 @pytest.mark.parametrize("stage", [1, 2])

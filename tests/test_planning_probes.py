@@ -122,6 +122,39 @@ def test_a_truncated_chain_is_worth_an_endless_one() -> None:
     assert imagine(algorithm, [1.0])[0][0] == pytest.approx(1 / (1 - GAMMA), rel=0.1)
 
 
+class LateReward(probes.Probe):
+    """Five steps, the last of which truncates the episode and earns 1 if the first action was 1, else nothing.
+
+    Both ways end in the same observation: whatever it is worth, they differ by the discounted reward.
+    """
+
+    observation_space = gym.spaces.Box(0.0, 1.0, (6,), np.float32)
+    length = 5
+
+    def see(self) -> Array:
+        if self.t == self.length:
+            return np.zeros(6, np.float32)
+        return np.array([*np.eye(5)[self.t], self.t > 0 and self.first == 1], np.float32)
+
+    def earn(self, action: Any) -> float:
+        if self.t == 0:
+            self.first = int(action)
+        return float(self.t == self.length - 1 and self.first == 1)
+
+    def step(self, action: Any) -> tuple[Array, float, bool, bool, dict]:
+        obs, reward, over, _, info = super().step(action)
+        return obs, reward, False, over, info
+
+
+def test_a_reward_that_comes_with_the_truncation() -> None:
+    """The search is too short to see the reward, and the model is unrolled for fewer steps: only values can tell."""
+    algorithm = learn("muzero", LateReward, num_simulations=3, n_step=5)
+    assert play(algorithm, [1.0, 0.0, 0.0, 0.0, 0.0, 0.0]).tolist() == [1]
+    for t in range(1, 5):
+        right, wrong = (imagine(algorithm, [*np.eye(5)[t].tolist(), first])[0][0] for first in (1.0, 0.0))
+        assert right - wrong == pytest.approx(GAMMA ** (4 - t), abs=0.25)
+
+
 class Slope(probes.ContinuousBandit):
     """The larger the action, the better."""
 

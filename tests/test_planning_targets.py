@@ -51,11 +51,12 @@ def alone(obs: Any) -> Any:
 
 
 @torch.no_grad()
-def word_of(model: Any, step: dict[str, Any]) -> float:
-    """A model's value of a step's observation; there is one model for every diary."""
-    if "word" not in step:
-        step["word"] = float(model.initial(to_tensors(alone(step["obs"]), torch.device("cpu"))).value)
-    return step["word"]
+def value_of(model: Any, step: dict[str, Any], key: str = "obs") -> float:
+    """A model's value of an observation of a step; there is one model for every diary."""
+    kept = f"value of {key}"
+    if kept not in step:
+        step[kept] = float(model.initial(to_tensors(alone(step[key]), torch.device("cpu"))).value)
+    return step[kept]
 
 
 def expected(algorithm: Any, diary: Diary, index: Array, n: Any = None) -> list[list[dict[str, Any]]]:
@@ -69,7 +70,8 @@ def expected(algorithm: Any, diary: Diary, index: Array, n: Any = None) -> list[
             n=hp.n_step if n is None else n(episode, t),
             gamma=hp.gamma,
             players=algorithm.spaces.num_players,
-            value=lambda step: float(step["root_value"]) if searched else word_of(algorithm.target_model, step),
+            value=lambda step: float(step["root_value"]) if searched else value_of(algorithm.target_model, step),
+            value_after=lambda step: value_of(algorithm.target_model, step, "next_obs"),
         )
         for episode, t in diary.at(index)
     ]
@@ -124,27 +126,83 @@ def test_every_kind_of_sequence_is_among_them() -> None:
     assert kinds == {(left, kind) for left in range(1, K + 3) for kind in ("terminated", "truncated", "running")}
 
 
-def sequence(rewards: list[float], *, terminated: bool, values: list[float]) -> Episode:
-    rows = [{"reward": r, "root_value": v, "obs": None} for r, v in zip(rewards, values, strict=True)]
-    return Episode(0, rows, terminated, True)
-
-
 @pytest.mark.parametrize(
     ("terminated", "players", "values"),
     [
         (True, 1, [1 + 0.5 * 2 + 0.25 * 8, 2 + 0.5 * 4, 4.0, 0.0]),
         (True, 2, [1 - 0.5 * 2 + 0.25 * 8, 2 - 0.5 * 4, 4.0, 0.0]),
-        (False, 1, [1 + 0.5 * 2 + 0.25 * 8, 2 + 0.5 * 8, 8.0, None]),
-        (False, 2, [1 - 0.5 * 2 + 0.25 * 8, 2 - 0.5 * 8, 8.0, None]),
+        (False, 1, [1 + 0.5 * 2 + 0.25 * 8, 2 + 0.5 * 4 + 0.25 * 16, 4 + 0.5 * 16, None]),
+        (False, 2, [1 - 0.5 * 2 + 0.25 * 8, 2 - 0.5 * 4 + 0.25 * 16, 4 - 0.5 * 16, None]),
     ],
 )
 def test_the_oracle_by_hand(terminated: bool, players: int, values: list[float | None]) -> None:
-    """Three steps with rewards 1, 2, 4, each searched to be worth 8, n-step 2: also where the last one counts."""
-    episode = sequence([1.0, 2.0, 4.0], terminated=terminated, values=[8.0] * 3)
-    lessons = naive_targets(
-        episode, 0, unroll=3, n=2, gamma=0.5, players=players, value=lambda step: step["root_value"]
-    )
+    """Three steps with rewards 1, 2, 4, each in a state worth 8, n-step 2; what they end in is worth 16, or 0."""
+    episode = Episode(0, [{"reward": reward} for reward in (1.0, 2.0, 4.0)], terminated, True)
+    constants = {"unroll": 3, "n": 2, "gamma": 0.5, "players": players}
+    lessons = naive_targets(episode, 0, **constants, value=lambda step: 8.0, value_after=lambda step: 16.0)
     assert [lesson["value"] for lesson in lessons] == values
+
+
+ACTED, FINAL = 3.0, -2.0  # values that a network gives states that were acted in, and the one that came last
+
+
+def one_episode(algorithm: Any, rewards: list[float], end: str) -> Any:
+    """A replay of one episode that ended thus, or still runs; observations are [0, t]. The target network's values are
+    ACTED and FINAL, those of searches -1."""
+    replay, length = algorithm.make_replay(1), len(rewards)
+    for t, reward in enumerate(rewards):
+        flags = {flag: np.array([t == length - 1 and end == flag]) for flag in ("terminated", "truncated")}
+        obs = np.array([[0, t], [0, t + 1]], np.float32)
+        step = {"obs": obs[:1], "next_obs": obs[1:], "first": np.array([t == 0]), "action": np.array([0]), **flags}
+        step |= {"reward": np.array([reward], np.float32), "root_value": np.array([-1.0], np.float32)}
+        replay.add(step | {"policy": np.full((1, NUM_ACTIONS), 1 / 3, np.float32)})
+
+    def values_now(replay: Any, place: Array) -> Array:
+        t = replay.observations(place.reshape(-1))[:, 1].reshape(place.shape)
+        return np.where(t == length, np.float32(FINAL), np.float32(ACTED))
+
+    algorithm.values_now = values_now
+    return replay
+
+
+@pytest.mark.parametrize("bootstrap", ["target", "search"])
+@pytest.mark.parametrize("players", [1, 2])
+@pytest.mark.parametrize("end", ["terminated", "truncated", "runs"])
+def test_the_reward_of_the_last_step_is_in_the_targets(end: str, players: int, bootstrap: str) -> None:
+    """Rewards 0, 0, 0, 1: beyond a termination there is nothing, beyond any other step the value of what it led to."""
+    gamma = 0.9 if players == 1 else -0.9
+    algorithm = make("muzero", PLAIN if players == 1 else DUEL, n_step=10, bootstrap=bootstrap)
+    replay = one_episode(algorithm, [0.0, 0.0, 0.0, 1.0], end)
+    batch = algorithm.targets(replay, np.flatnonzero(replay.valid))
+    end_value = 1.0 if end == "terminated" else 1.0 + gamma * FINAL
+    returns = [gamma**3 * end_value, gamma**2 * end_value, gamma * end_value, end_value]
+    assert batch["value"][0].tolist() == pytest.approx(returns)
+    assert batch["value"][:, 0].tolist() == pytest.approx(returns)
+    # The step after the last one: worth 0 and known after a termination, not taught otherwise.
+    assert batch["value"][1, 3] == 0
+    assert batch["value_mask"][1].tolist() == [1, 1, 1, end == "terminated"]
+    assert batch["policy_mask"][1].tolist() == [1, 1, 1, 0]
+    assert batch["reward_mask"][1].tolist() == [1, 1, 1]
+    assert batch["reward_mask"][2].tolist() == [1, 1, end == "terminated"]
+    assert batch["reward"][1].tolist() == [0, 0, 1]
+
+
+@pytest.mark.parametrize(("bootstrap", "inside"), [("target", ACTED), ("search", -1.0)])
+def test_fewer_steps_than_are_left_bootstrap_inside_the_episode(bootstrap: str, inside: float) -> None:
+    algorithm = make("muzero", n_step=2, bootstrap=bootstrap)
+    replay = one_episode(algorithm, [0.0, 0.0, 0.0, 1.0], "truncated")
+    value = algorithm.targets(replay, np.flatnonzero(replay.valid)[:1])["value"][0]
+    last = 1 + 0.9 * FINAL
+    assert value.tolist() == pytest.approx([0.81 * inside, 0.81 * inside, 0.9 * last, last])
+
+
+def test_steps_to_bootstrap_may_differ_between_sequences() -> None:
+    algorithm = make("efficientzero", n_step=3)
+    algorithm.steps_to_bootstrap = lambda replay, index: np.array([3, 1, 2, 2])
+    replay = one_episode(algorithm, [0.0, 0.0, 0.0, 1.0], "truncated")
+    value = algorithm.targets(replay, np.flatnonzero(replay.valid))["value"][:, 0]
+    last = 1 + 0.9 * FINAL
+    assert value.tolist() == pytest.approx([0.729 * ACTED, 0.9 * ACTED, 0.9 * last, last])
 
 
 def test_beyond_an_end_any_action_is_played() -> None:

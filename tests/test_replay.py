@@ -401,6 +401,42 @@ def assert_sequences(replay: Replay, naive: NaiveReplay, length: int) -> None:
             assert_equal(tree_map(lambda x, i=i: x[i], seen), t.obs)
 
 
+def assert_histories(replay: Replay, naive: NaiveReplay, count: int) -> None:
+    """Of every step that can be drawn, and of the observations that episodes ended with or are at now."""
+    by_name = {t.name: t for t in naive.drawable()}
+    drawable = {id(t) for t in by_name.values()}
+    index = np.random.default_rng(1).permutation(np.flatnonzero(replay.valid))
+    steps = [by_name[int(x.reshape(-1)[0])] for x in replay.columns["action"][index]]
+    for offset in (0, 1):  # the places of the steps themselves, and of what they led to
+        got = replay.history(replay._after(index, offset), count)
+        assert got["action"].shape[:2] == (len(index), count)
+        for b, step in enumerate(steps):
+            rows = naive.rows[step.env]
+            at = next(i for i, row in enumerate(rows) if row is step) + offset
+            known: list[Transition] = []
+            for t in reversed(rows[max(0, at - count) : at]):
+                if t is None or id(t) not in drawable:
+                    break
+                known.insert(0, t)
+            assert got["length"][b] == len(known)
+            assert not offset or known[-1] is step
+            for i, t in enumerate(known, start=count - len(known)):
+                np.testing.assert_array_equal(got["action"][b, i], t.action)
+                assert_equal(tree_map(lambda x, b=b, i=i: x[b, i], got["obs"]), t.obs)
+
+
+@pytest.mark.parametrize("count", [1, 3, 8])
+@pytest.mark.parametrize("ends", [Ends(), Ends(0, 0.3), Ends(0.02, 0.02), Ends(0, 0, cut=0.1)], ids=str)
+def test_histories_go_back_to_the_beginning_of_the_episode(count: int, ends: Ends) -> None:
+    for make, frame_stack, num_envs in ((vector, 1, 1), (parts, 1, 3), (frame, 4, 2)):
+        shape = {"frame_stack": frame_stack}
+        replay, naive = Replay(60, num_envs, **shape), NaiveReplay(60, num_envs, **shape)
+        steps = stream(num_envs, make=make, ends=ends, continuous=make is parts, **shape)
+        for amount in (1, 3, 40, 150):
+            both(replay, naive, islice(steps, amount))
+            assert_histories(replay, naive, count)
+
+
 @pytest.mark.parametrize("length", [1, 2, 6, 30])
 @pytest.mark.parametrize("ends", [Ends(), Ends(0, 0.3), Ends(0.3, 0), Ends(0.02, 0.02), Ends(0, 0, cut=0.1)], ids=str)
 def test_sequences_go_on_to_the_end_of_what_is_known(length: int, ends: Ends) -> None:

@@ -138,37 +138,36 @@ def test_backward_sum_is_its_recursion() -> None:
     np.testing.assert_allclose(ours, y, rtol=1e-12)
 
 
-def naive_after(steps: int, terminated: bool, n: int, k: int) -> int:
-    """Walk on from step k, up to n times: over the last step only where that ended the episode."""
+def naive_after(steps: int, n: int, k: int) -> int:
+    """Walk on from step k, up to n times, over steps that are known."""
     count = 0
-    while count < n and (k + count < steps - 1 or (terminated and k + count == steps - 1)):
+    while count < n and k + count < steps:
         count += 1
     return count
 
 
 sequences_of_any_length = given(
-    data=st.lists(st.tuples(st.integers(1, 12), st.booleans(), st.integers(1, 10)), min_size=1, max_size=6),
+    data=st.lists(st.tuples(st.integers(1, 12), st.integers(1, 10)), min_size=1, max_size=6),
     count=st.integers(1, 6),
 )
 
 
 @settings(max_examples=100, deadline=None)
 @sequences_of_any_length
-def test_bootstrapping_comes_n_steps_later_or_at_the_last_known_step(
-    data: list[tuple[int, bool, int]], count: int
+def test_bootstrapping_comes_n_steps_later_or_after_the_last_known_step(
+    data: list[tuple[int, int]], count: int
 ) -> None:
-    steps, terminated, n = (np.array(column) for column in zip(*data, strict=True))
-    after = returns.bootstrap_after(steps, terminated, n, count)
+    steps, n = (np.array(column) for column in zip(*data, strict=True))
+    after = returns.bootstrap_after(steps, n, count)
     assert after.shape == (len(data), count)
     assert after.tolist() == [[naive_after(*row, k) for k in range(count)] for row in data]
-    same = returns.bootstrap_after(steps, terminated, 3, count)
-    np.testing.assert_array_equal(same, returns.bootstrap_after(steps, terminated, np.full(len(data), 3), count))
+    same = returns.bootstrap_after(steps, 3, count)
+    np.testing.assert_array_equal(same, returns.bootstrap_after(steps, np.full(len(data), 3), count))
 
 
 def test_bootstrapping_by_hand() -> None:
-    """Five known steps, n = 3: where they terminated, the last rewards are summed to the end; else up to the last."""
-    after = returns.bootstrap_after(np.array([5, 5]), np.array([True, False]), 3, 7)
-    assert after.tolist() == [[3, 3, 3, 2, 1, 0, 0], [3, 3, 2, 1, 0, 0, 0]]
+    """Five known steps, n = 3: each of their rewards is summed."""
+    assert returns.bootstrap_after(np.array([5]), 3, 7).tolist() == [[3, 3, 3, 2, 1, 0, 0]]
 
 
 @pytest.mark.parametrize("discount", [0.9, 1.0, -1.0, -0.9, 0.0])

@@ -144,7 +144,7 @@ def test_the_future_does_not_change_the_past(changed: str) -> None:
 
 
 def test_a_training_context_ends_what_a_token_sees() -> None:
-    model = small(size=Size(width=16, layers=1, heads=2, num_experts=2, expert_size=8), train_context=2)
+    model = small(size=Size(width=16, layers=1, heads=2, num_experts=2, expert_size=8), context=2, train_context=2)
     obs, action = observations(POLE, 1, 6), actions(POLE, 1, 5)
     other = obs.clone()
     other[:, 1] += 1
@@ -175,7 +175,88 @@ def assert_remembering_equals_unroll(model: ScaleZeroModel, steps: int) -> None:
             _, reward = view.transition(state, action[:, t])
             assert_near(reward, unrolled.reward[:, t])
             assert_near(view.own.latent(view.act(state, action[:, t])[0]), unrolled.latent[:, t])
-            state = view.observe(state, action[:, t], obs[:, t + 1])
+            state = observe(view, state, action[:, t], obs[:, t + 1])
+
+
+def observe(view: TaskModel, state: Tensor, action: Tensor, obs: Tensor) -> Tensor:
+    """The states after actions [B] that led to observations [B, ...], as remembered keys and values have it."""
+    _, memory, blocked = view.act(state, action)
+    return view.look(view.model.encode(view.task, obs), memory, blocked)
+
+
+def history_of(obs: Any, action: Tensor, length: Any, count: int) -> dict[str, Any]:
+    """The last `count` steps before observations obs[:, -1], of which length [B] are known; the others are noise."""
+    length = torch.as_tensor(length)
+    unknown = torch.arange(count) < count - length[:, None]
+    obs = obs[:, -count - 1 : -1].clone() if count else obs[:, :0]
+    obs[unknown] = 1e3 * torch.randn_like(obs[unknown])
+    return {"obs": obs, "action": action[:, action.shape[1] - count :].masked_fill(unknown, 1), "length": length}
+
+
+@pytest.mark.parametrize("context", [2, 4])
+@pytest.mark.parametrize("layers", [1, 3])
+def test_a_root_with_a_history_is_the_last_position_of_the_whole_sequence(context: int, layers: int) -> None:
+    """And one step after the other from the first: policy, value, and all that a search goes on with."""
+    model = small(context=context, size=Size(width=16, layers=layers, heads=2, num_experts=3, expert_size=8))
+    view, count = model.for_task(1), context - 1
+    obs, action = observations(LANDER, context, context), actions(LANDER, context, count)
+    lengths = torch.arange(context)  # one row of each
+    root = view.initial(obs[:, -1], history_of(obs, action, lengths, count))
+    assert root.state.shape == (context, view.state_size)
+    assert_near(view.values(obs[:, -1], history_of(obs, action, lengths, count)), root.value)
+    for b, length in enumerate(lengths.tolist()):
+        own_obs, own_action = obs[b : b + 1, count - length :], action[b : b + 1, count - length :]
+        unrolled = model.unroll(1, own_obs, own_action)
+        assert_near(root.policy[b], unrolled.policy[0, -1])
+        assert_near(root.value[b], model.value_support.to_scalar(unrolled.value[0, -1]))
+        state = view.represent(own_obs[:, 0])
+        for t in range(length):
+            state = observe(view, state, own_action[:, t], own_obs[:, t + 1])
+        nodes = [state, root.state[b : b + 1]]
+        for _ in range(3):  # into the tree
+            (nodes[0], *expected), (nodes[1], *actual) = (view.recurrent(node, torch.tensor([2])) for node in nodes)
+            torch.testing.assert_close(actual, expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("train_context", [None, 4, 5])
+def test_the_first_position_of_a_sequence_with_a_history_is_that_of_a_root(train_context: int | None) -> None:
+    """And the positions after it are those of one long sequence, where that is known from its beginning."""
+    model = small(train_context=train_context)
+    obs, action = observations(POLE, 4, 9), actions(POLE, 4, 8)
+    lengths = torch.tensor([0, 1, 2, 3])
+    history = history_of(obs[:, :4], action[:, :3], lengths, 3)
+    unrolled = model.unroll(0, obs[:, 3:], action[:, 3:], history)
+    root = model.for_task(0).initial(obs[:, 3], history)
+    assert_near(unrolled.policy[:, 0], root.policy)
+    assert_near(model.value_support.to_scalar(unrolled.value[:, 0]), root.value)
+    assert [x.shape[1] for x in unrolled] == [6, 6, 5, 5]
+    for b, length in enumerate(lengths.tolist()):
+        whole = model.unroll(0, obs[b : b + 1, 3 - length :], action[b : b + 1, 3 - length :])
+        for x, y in zip(unrolled, whole, strict=True):
+            assert_near(x[b], y[0, length:])
+
+
+@pytest.mark.parametrize("changed", ["obs", "action"])
+@pytest.mark.parametrize("step", [0, 1, 2])
+def test_every_step_of_a_history_is_seen(changed: str, step: int) -> None:
+    view = small().for_task(0)
+    obs, action = observations(POLE, 1, 4), actions(POLE, 1, 3)
+    before = view.initial(obs[:, -1], history_of(obs, action, [3], 3))
+    if changed == "obs":
+        obs[:, step] += 1
+    else:
+        action[:, step] = 1 - action[:, step]
+    after = view.initial(obs[:, -1], history_of(obs, action, [3], 3))
+    assert (before.policy - after.policy).abs().max() > 1e-4
+    assert (before.value - after.value).abs().max() > 1e-4
+
+
+def test_histories_of_dicts() -> None:
+    model = small(BOARD)
+    view, obs, action = model.for_task(0), observations(BOARD, 2, 4), actions(BOARD, 2, 3)
+    history = {"obs": {k: x[:, :3] for k, x in obs.items()}, "action": action, "length": torch.tensor([3, 3])}
+    root = view.initial({k: x[:, 3] for k, x in obs.items()}, history)
+    assert_near(root.policy, model.unroll(0, obs, action).policy[:, -1])
 
 
 def test_a_transition_goes_on_with_the_latent_it_predicts() -> None:
@@ -202,7 +283,7 @@ def test_what_is_older_than_the_context_is_forgotten() -> None:
     state = view.represent(obs[:, 0])
     apart = []
     for t in range(4):
-        state = view.observe(state, action[:, t], obs[:, t + 1])
+        state = observe(view, state, action[:, t], obs[:, t + 1])
         first, second = view.predict(state)[0]
         apart.append(bool((first - second).abs().max() > 1e-4))
     assert apart == [True, True, True, False]
@@ -506,11 +587,13 @@ def test_a_graph_captured_on_a_gpu_says_the_same() -> None:
     model = small()
     here, there = (make_inference(m.for_task(0)) for m in (model, copy.deepcopy(model).cuda()))
     obs, action = observations(POLE, 4).numpy(), actions(POLE, 6, 4).numpy()
-    np.testing.assert_allclose(there.initial(obs, 6), here.initial(obs, 6), atol=1e-4)
-    for node in range(1, 7):
-        parent = np.array([node - 1, 0, node // 2, max(node - 2, 0)])
-        words = (inference.recurrent(node, parent, action[node - 1]) for inference in (there, here))
-        np.testing.assert_allclose(*words, atol=1e-4)
+    steps = history_of(observations(POLE, 4, 4), actions(POLE, 4, 3), [0, 1, 2, 3], 3)
+    for history in (None, {name: x.numpy() for name, x in steps.items()}):
+        np.testing.assert_allclose(there.initial(obs, 6, history), here.initial(obs, 6, history), atol=1e-4)
+        for node in range(1, 7):
+            parent = np.array([node - 1, 0, node // 2, max(node - 2, 0)])
+            words = (inference.recurrent(node, parent, action[node - 1]) for inference in (there, here))
+            np.testing.assert_allclose(*words, atol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -519,6 +602,7 @@ def test_a_graph_captured_on_a_gpu_says_the_same() -> None:
         (lambda: ScaleZeroModel([Spaces(POLE.observation, Box(-1, 1, (2,)))]), "Discrete"),
         (lambda: ScaleZeroModel([POLE], Size(width=10, heads=4)), "multiple"),
         (lambda: ScaleZeroModel([POLE], context=0), "context 0"),
+        (lambda: ScaleZeroModel([POLE], context=4, train_context=3), "train_context 3: .* make it context or more"),
         (lambda: small().set_stage(FEW.count + 1), "2 adapters"),
     ],
 )

@@ -8,6 +8,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
+import envs_for_tests  # noqa: F401 - registers them
 from rl_training import evaluate_checkpoint, load_policy, resume_training, train
 from rl_training.algorithms.scalezero import ScaleZero
 from rl_training.config import ConfigError, InputError
@@ -118,6 +119,69 @@ def test_goes_on_from_a_best_checkpoint_that_holds_no_replays(tiny_config):
     resumed = resume_training(best, total_timesteps=480, progress="silent")
     assert resumed.metrics["global_step"] == 480
     assert resumed.metrics["active_tasks"] == 1
+
+
+CUE = {
+    "hidden_sizes": [16],
+    "width": 32,
+    "layers": 1,
+    "heads": 4,
+    "num_experts": 1,
+    "expert_size": 16,
+    "num_simulations": 4,
+    "unroll_steps": 3,
+    "batch_size": 32,
+    "learning_starts": 200,
+    "learning_rate": 6e-3,
+    "utd_ratio": 0.3,
+    "gamma": 0.9,
+    "value_limit": 5,
+    "reward_limit": 5,
+    "buffer_capacity": 10_000,
+    "reanalyse_ratio": 0.0,
+    "priority_exponent": 0.0,
+}
+
+
+@pytest.mark.parametrize(("context", "remembers"), [(4, True), (3, False)])
+def test_a_cue_shown_once_is_remembered_as_far_back_as_the_context(tiny_config, context, remembers):
+    """Asked at the fourth step for what the first one showed: a context of four is enough, three is chance."""
+    config = {"env_id": "CueForTests-v0", "env_kwargs": {"blank": 2}, "num_envs": 8, "total_timesteps": 2000}
+    config = tiny_config("scalezero", config | {"eval_episodes": 40}, **CUE, context=context)
+    mean = train(config, progress="silent").metrics["eval_return_mean"]
+    assert mean > 0.9 if remembers else abs(mean) < 0.5
+
+
+def test_memory_is_saved_in_the_middle_of_episodes(tiny_config):
+    """What is remembered is part of a checkpoint, and of what a resumed run does next."""
+    config = {"env_id": "CueForTests-v0", "env_kwargs": {"blank": 6}, "total_timesteps": 240}
+    options = {"context": 3, "num_simulations": 3}
+    whole = train(tiny_config("scalezero", config, **options), progress="silent")
+    half = train(tiny_config("scalezero", config, **options), callbacks=[stop_at(120)], progress="silent")
+    memory = load_checkpoint(half.checkpoint_path).state["runner"]["memory"]
+    assert {name: np.shape(x) for name, x in memory.items()} == {"obs": (2, 2, 2), "action": (2, 2), "length": (2,)}
+    assert memory["length"].max() > 0
+    assert_same_future(whole.checkpoint_path, resume_training(half.run_dir, progress="silent").checkpoint_path)
+
+
+def test_a_loaded_policy_remembers_until_it_is_reset(tiny_config):
+    config = tiny_config("scalezero", {"env_id": "CueForTests-v0", "total_timesteps": 64})
+    run_dir = train(config, progress="silent").run_dir
+    policy, blank, sign = load_policy(run_dir), np.zeros(2, np.float32), np.ones(2, np.float32)
+    seen = []
+    for first in (blank, sign):
+        policy.reset()
+        assert policy.memory is None
+        for obs in (first, blank, blank):
+            policy.act(obs)
+        seen.append(policy.memory)
+    assert [memory["length"].tolist() for memory in seen] == [[3], [3]]
+    assert seen[0]["obs"][0].tolist() == [[0, 0], [0, 0], [0, 0]]
+    assert seen[1]["obs"][0].tolist() == [[1, 1], [0, 0], [0, 0]]
+    policy.act(blank)
+    assert policy.memory["obs"][0].tolist() == [[0, 0], [0, 0], [0, 0]]
+    with pytest.raises(InputError, match="2 observations, but the memory is that of 1 environments"):
+        policy.act(np.zeros((2, 2), np.float32))
 
 
 def test_all_sorts_of_tasks_at_once(tiny_config):

@@ -15,6 +15,7 @@ from rl_training.algorithms.planner import Planner
 from rl_training.algorithms.scalezero import ScaleZero, ScaleZeroHyperparameters
 from rl_training.config import InputError
 from rl_training.data.replay import Replay
+from rl_training.envs.runner import zero_rows
 from rl_training.types import Spaces
 
 TASKS = [Spaces(Box(-3, 3, (3,), np.float32), Discrete(2)), Spaces(Box(-3, 3, (2,), np.float32), Discrete(3))]
@@ -113,9 +114,19 @@ class History:
         raise AssertionError(place)
 
 
-def value_of(algorithm, task, obs):
-    """The target network's, through the door that a search uses."""
-    return float(algorithm.target_model.for_task(task).initial(torch.from_numpy(obs)[None]).value)
+def steps_before(algorithm, episode, t):
+    """The observations and actions of the steps before observation t that a policy remembers, oldest first."""
+    begin = max(0, t - (algorithm.hp.context - 1))
+    return episode["obs"][begin:t], [taken["action"] for taken in episode["steps"][begin:t]]
+
+
+def value_of(algorithm, task, episode, t):
+    """The target network's of observation t: the last of a sequence that begins with what is remembered."""
+    obs, actions = steps_before(algorithm, episode, t)
+    seen = torch.from_numpy(np.stack([*obs, episode["obs"][t]]))[None]
+    model, played = algorithm.target_model, torch.tensor(actions, dtype=torch.int64)[None]
+    with torch.no_grad():
+        return float(model.value_support.to_scalar(model.unroll(task, seen, played).value[0, -1]))
 
 
 def naive_targets(algorithm, task, episode, t):
@@ -126,13 +137,12 @@ def naive_targets(algorithm, task, episode, t):
     for s in range(t, t + hp.unroll_steps + 1):
         row = {"obs": episode["obs"][min(s, length)], "policy": None, "value": None, "reward": None}
         if s < length:
-            # Of an episode that goes on, or was cut, the last known step is bootstrapped from.
-            until = min(s + hp.n_step, length if over else length - 1)
+            until = min(s + hp.n_step, length)
             value = sum(hp.gamma ** (i - s) * float(episode["steps"][i]["reward"]) for i in range(s, until))
-            if until < length:
-                searched = float(episode["steps"][until]["root_value"])
-                ahead = value_of(algorithm, task, episode["obs"][until]) if bootstrap == "target" else searched
-                value += hp.gamma ** (until - s) * ahead
+            if until < length and bootstrap == "search":
+                value += hp.gamma ** (until - s) * float(episode["steps"][until]["root_value"])
+            elif until < length or not over:  # nobody has searched the observation that came last
+                value += hp.gamma ** (until - s) * value_of(algorithm, task, episode, until)
             row |= {"policy": episode["steps"][s]["policy"], "value": value, "reward": episode["steps"][s]["reward"]}
         elif over:
             row |= {"value": 0.0, "reward": 0.0}
@@ -193,8 +203,11 @@ def naive_losses(algorithm, task, history, place, action):
     seen = sum(row["value"] is not None for row in rows)  # steps of which something is known
     steps = min(seen, hp.unroll_steps)
     obs = torch.from_numpy(np.stack([row["obs"] for row in rows]))
+    earlier, played = steps_before(algorithm, episode, t)
     with torch.no_grad():
-        said = algorithm.model.unroll(task, obs[None, : steps + 1], torch.from_numpy(action)[None, :steps])
+        whole = torch.from_numpy(np.stack([*earlier, *obs[: steps + 1].numpy()]))
+        said = algorithm.model.unroll(task, whole[None], torch.tensor([*played, *action[:steps]])[None])
+        said = said._make(x[:, len(played) :] for x in said)
         came = algorithm.target_model.encode(task, obs).double().numpy()
     total = dict.fromkeys(("latent", "policy", "value", "reward"), 0.0)
     for k in range(seen):
@@ -310,34 +323,131 @@ def test_priorities_are_the_errors_of_the_values():
         assert max(apart.min(0).max(), apart.min(1).max()) < 1e-5
 
 
-def test_the_root_of_a_search_and_a_bootstrap_have_the_same_value():
-    algorithm, history = make(), History(TASKS[1], seed=3)
-    place = np.flatnonzero(history.replay.valid)[:6].reshape(2, 3)
-    player = algorithm.players[1]
-    values = player.values_now(history.replay, place)
-    obs = history.replay.observations(place.reshape(-1))
-    root = player.target_planner.look(obs, num_simulations=1, rng=algorithm.rng)
-    assert values.shape == place.shape
-    np.testing.assert_allclose(values.reshape(-1), root.value, atol=1e-5)
-    assert (
-        np.abs(values - player.planner.look(obs, num_simulations=1, rng=algorithm.rng).value.reshape(2, 3)).min() > 1e-3
+def roots_at(algorithm, history, places, model):
+    """What a model says of the roots at places, one at a time, from the lists: (policies, values)."""
+    policies, values = [], []
+    for place in places:
+        episode, t = history.find(place)
+        obs, actions = steps_before(algorithm, episode, t)
+        seen = torch.from_numpy(np.stack([*obs, episode["obs"][t]]))[None]
+        with torch.no_grad():
+            said = model.unroll(1, seen, torch.tensor(actions, dtype=torch.int64)[None])
+        policies.append(said.policy[0, -1].numpy())
+        values.append(float(model.value_support.to_scalar(said.value[0, -1])))
+    return np.stack(policies), np.array(values)
+
+
+@pytest.mark.parametrize("context", [1, 2, 4])
+def test_roots_bootstraps_and_training_positions_agree(context):
+    """Each sees the same steps before the same observation, wherever in its episode."""
+    algorithm, history = make(context=context), History(TASKS[1], seed=3)
+    place = np.flatnonzero(history.replay.valid)
+    player, found = algorithm.players[1], {}
+    assert {history.find(p)[1] for p in place} >= set(range(5))
+    values = player.values_now(history.replay, place[:12].reshape(4, 3))
+    np.testing.assert_allclose(
+        values.reshape(-1), roots_at(algorithm, history, place[:12], algorithm.target_model)[1], atol=1e-5
     )
+    inputs = player.inputs_at(history.replay, place)
+    for planner, model in ((player.planner, algorithm.model), (player.target_planner, algorithm.target_model)):
+        root = planner.look(**inputs, num_simulations=1, rng=algorithm.rng)
+        policies, found[planner] = roots_at(algorithm, history, place, model)
+        np.testing.assert_allclose(root.logits, policies, atol=1e-5)
+        np.testing.assert_allclose(root.value, found[planner], atol=1e-5)
+    batch = algorithm.to_tensors(player.targets(history.replay, place))
+    with torch.no_grad():
+        said = algorithm.model.unroll(1, batch["obs"], batch["action"], batch.get("history"))
+    first = algorithm.model.value_support.to_scalar(said.value[:, 0]).numpy()
+    np.testing.assert_allclose(first, found[player.planner], atol=1e-5)
+    assert np.abs(found[player.planner] - found[player.target_planner]).min() > 1e-4
 
 
 def test_reanalysed_policies_are_those_of_the_target_network():
     algorithm = make(reanalyse_ratio=1.0, num_simulations=12, root_exploration_fraction=0.0)
     history = History(TASKS[1], seed=3)
-    player = algorithm.players[1]
-    batch = player.targets(history.replay, np.flatnonzero(history.replay.valid))
+    player, index = algorithm.players[1], np.flatnonzero(history.replay.valid)
+    batch = player.targets(history.replay, index)
     known = batch["policy_mask"].astype(bool)
+    place = history.replay.sequences(index, algorithm.hp.unroll_steps + 1)["place"][known]
     policies = []
-    for model in (algorithm.target_model, algorithm.model):
+    for model, remembers in (
+        (algorithm.target_model, True),
+        (algorithm.model, True),
+        (algorithm.target_model, False),
+    ):
         planner = Planner(model.for_task(1), TASKS[1], num_candidates=0)
         numbers = {"temperature": 0.0, "num_simulations": 12, "rng": np.random.default_rng(0)}
-        policies.append(MuZero.plan(player, batch["obs"][known], planner=planner, **numbers).policy)
+        inputs = player.inputs_at(history.replay, place)
+        if not remembers:
+            del inputs["history"]
+        policies.append(MuZero.plan(player, **inputs, planner=planner, **numbers).policy)
     alike = [(batch["policy"][known] == policy).all(1).mean() for policy in policies]
     assert alike[0] > 0.98  # rounding may turn a choice between equals
     assert alike[1] < 0.9
+    assert alike[2] < 0.9
+
+
+def steps_of_play(spaces, num_envs, count, seed=0):
+    """Observations [count, N, ...], and where episodes begin: env 0 never again, the others now and then."""
+    rng = np.random.default_rng(seed)
+    obs = rng.standard_normal((count, num_envs, *spaces.observation.shape)).astype(np.float32)
+    begins = rng.random((count, num_envs)) < 0.3
+    begins[:, 0] = False
+    return obs, begins
+
+
+@pytest.mark.parametrize("context", [2, 4])
+def test_acting_step_by_step_is_planning_from_the_whole_history(context):
+    """Environments that begin an episode forget, each alone; and what is remembered is seen by the weights of now."""
+    algorithm = make(context=context)
+    obs, begins = steps_of_play(TASKS[1], 3, 12)
+    memory, episodes = None, [([], []) for _ in range(3)]
+    for now, first in zip(obs, begins, strict=True):
+        stir(algorithm.model)
+        algorithm.players[1].refresh()
+        if memory is not None and first.any():
+            memory = zero_rows(memory, first)
+        for env in np.flatnonzero(first):
+            episodes[env] = ([], [])
+        before = copy.deepcopy(memory)
+        decision = algorithm.act(now, memory, explore=False, rng=np.random.default_rng(0), task=1)
+        assert str(memory) == str(before)  # the caller's stays
+        memory = decision.memory
+        for env, (seen, played) in enumerate(episodes):
+            last = slice(max(0, len(played) - (context - 1)), None)
+            history = None
+            if played[last]:
+                count = len(played[last])
+                history = {"obs": np.stack(seen[last])[None], "action": np.array([played[last]])}
+                history |= {"length": np.array([count])}
+            numbers = {"temperature": 0.0, "num_simulations": 4, "rng": np.random.default_rng(0)}
+            alone = algorithm.plan(now[env : env + 1], task=1, history=history, **numbers)
+            np.testing.assert_allclose(decision.extras["root_value"][env], alone.value[0], atol=1e-5)
+            np.testing.assert_array_equal(decision.extras["policy"][env], alone.policy[0])
+            seen.append(now[env])
+            played.append(int(decision.action[env]))
+
+
+def test_the_same_observation_after_other_steps_is_another_plan():
+    algorithm, rng = make(num_simulations=12), np.random.default_rng(0)
+    now, memories = rng.standard_normal((60, 2)).astype(np.float32), [None, None]
+    for _ in range(2):
+        for i, memory in enumerate(memories):
+            earlier = 3 * rng.standard_normal((60, 2)).astype(np.float32)
+            memories[i] = algorithm.act(earlier, memory, explore=False, rng=rng, task=1).memory
+    one, other, fresh = (
+        algorithm.act(now, memory, explore=False, rng=rng, task=1).extras for memory in (*memories, None)
+    )
+    for plan in (other, fresh):
+        assert np.abs(one["root_value"] - plan["root_value"]).min() > 1e-5
+        assert (np.abs(one["policy"] - plan["policy"]).max(1) > 0).mean() > 0.1
+
+
+def test_memory_of_other_environments_is_an_error():
+    algorithm = make()
+    memory = algorithm.act(np.zeros((2, 2), np.float32), None, explore=False, rng=algorithm.rng, task=1).memory
+    with pytest.raises(InputError, match=r"3 observations, but the memory is that of 2 environments.*reset"):
+        algorithm.act(np.zeros((3, 2), np.float32), memory, explore=False, rng=algorithm.rng, task=1)
 
 
 @pytest.mark.parametrize(

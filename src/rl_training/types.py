@@ -21,6 +21,8 @@ BoxActions: TypeAlias = Literal["clip", "scale"]  # what a policy means by a Box
 Metrics: TypeAlias = dict[str, float]
 Reports: TypeAlias = Mapping[str, float] | Mapping[str, list[Tensor]]  # of updates: means, or each one's on the device
 Memory: TypeAlias = dict[str, np.ndarray]  # recurrent state, arrays [N, ...]; empty where there is none
+History: TypeAlias = dict[str, Any]  # steps before B observations: obs and action [B, P, ...], the newest last, and
+#                                      length [B]: so many of the P there were, the others mean nothing
 State: TypeAlias = dict[str, Any]  # for checkpoints: nested dicts and lists of tensors, arrays, plain scalars
 
 

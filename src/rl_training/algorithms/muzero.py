@@ -10,7 +10,7 @@ import numpy as np
 from rl_training.algorithms.base import scalar
 from rl_training.algorithms.planner import Plan, Planner
 from rl_training.algorithms.planning import PlanningAlgorithm, PlanningHyperparameters
-from rl_training.types import Observation
+from rl_training.types import History, Observation
 
 
 def cooling() -> dict[str, Any]:
@@ -43,12 +43,16 @@ class MuZero(PlanningAlgorithm):
         rng: np.random.Generator,
         planner: Planner | None = None,
         root_exploration_fraction: float = 0.0,
+        history: History | None = None,
     ) -> Plan:
-        """Visits by PUCT, from a root whose prior has noise; the action from visits^(1 / temperature)."""
+        """Visits by PUCT, from a root whose prior has noise; the action from visits^(1 / temperature).
+
+        history: the steps before the observations, for a model that remembers.
+        """
         from rl_training.ops import search as ops
 
         hp, planner, (low, high) = self.hp, planner or self.planner, self.known_bounds
-        root = planner.look(obs, num_simulations=num_simulations, rng=rng)
+        root = planner.look(obs, num_simulations=num_simulations, rng=rng, history=history)
         logits = ops.with_dirichlet(
             root.logits, root.legal, fraction=root_exploration_fraction, alpha=hp.dirichlet_alpha, rng=rng
         )

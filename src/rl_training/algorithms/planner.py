@@ -10,7 +10,7 @@ import numpy as np
 from rl_training.models.fused import is_fusable, perceptrons
 from rl_training.models.inference import GraphInference, make_inference
 from rl_training.models.muzero import MuZeroModel, PlanningModel
-from rl_training.types import Array, Observation, Spaces
+from rl_training.types import Array, History, Observation, Spaces
 
 if TYPE_CHECKING:
     from rl_training.ops.search import Evaluation, Knobs, Rules, SearchResult
@@ -58,8 +58,10 @@ class Planner:
         """To be called when the model's weights have changed."""
         self._network = None
 
-    def look(self, obs: Observation, *, num_simulations: int, rng: np.random.Generator) -> Root:
-        word = self.inference.initial(obs, num_simulations)
+    def look(
+        self, obs: Observation, *, num_simulations: int, rng: np.random.Generator, history: History | None = None
+    ) -> Root:
+        word = self.inference.initial(obs, num_simulations, history)
         legal = obs[MASK].astype(bool) if isinstance(obs, dict) and MASK in obs else None
         if self.action_shape is None:
             return Root(word[:, :-2], word[:, -2], legal, None)

@@ -152,17 +152,17 @@ class PlanningAlgorithm(ReplayAlgorithm):
         """Of Q: outcomes of board games lie between -1 and 1, of all else nothing is known."""
         return (-1.0, 1.0) if self.spaces.num_players == 2 else (math.inf, -math.inf)
 
+    def numbers_in_evaluation(self) -> dict[str, Any]:
+        """What `plan` takes in their place where nothing is explored."""
+        hp = self.hp
+        simulations = hp.num_simulations if hp.eval_num_simulations is None else hp.eval_num_simulations
+        quiet = dict.fromkeys(self.exploration(), 0.0)
+        return {"temperature": hp.eval_temperature, "num_simulations": simulations, **quiet}
+
     def act(self, obs: Observation, memory: Any, *, explore: bool, rng: np.random.Generator) -> Decision:
-        hp, numbers = self.hp, self.numbers_in_play()
-        if not explore:
-            simulations = hp.num_simulations if hp.eval_num_simulations is None else hp.eval_num_simulations
-            quiet = dict.fromkeys(self.exploration(), 0.0)
-            numbers = {"temperature": hp.eval_temperature, "num_simulations": simulations, **quiet}
+        numbers = self.numbers_in_play() if explore else self.numbers_in_evaluation()
         plan = self.plan(obs, rng=rng, **numbers)
-        extras = {"policy": plan.policy, "root_value": plan.value}
-        if plan.candidates is not None:
-            extras["candidates"] = plan.candidates
-        return Decision(plan.action, memory, extras)
+        return Decision(plan.action, memory, stored_with_step(plan))
 
     def extra_fields(self) -> dict[str, Field]:
         actions, shape = self.planner.num_actions, self.planner.action_shape
@@ -227,18 +227,10 @@ class PlanningAlgorithm(ReplayAlgorithm):
         obs [B, ...], action [B, K, ...], reward [B, K], value and policy [B, K + 1, ...], and masks of what is known.
         """
         hp, count = self.hp, self.hp.unroll_steps + 1
-        n = self.steps_to_bootstrap(replay, index)
         sequence = replay.sequences(index, count + hp.n_step)
         steps, terminated, place = sequence["steps"], sequence["terminated"], sequence["place"]
         known = np.arange(count) < steps[:, None]
-        after = bootstrap_after(steps, terminated, n, count)
-        rows, at = np.arange(len(index))[:, None], np.arange(count) + after
-        value = sequence["root_value"][rows, at]
-        if hp.bootstrap == "target":
-            value = self.values_now(replay, place[rows, at])
-        value = n_step_sum(sequence["reward"], after, self.discount) + np.where(
-            at < steps[:, None], (np.float32(self.discount) ** after) * value, np.float32(0)
-        )
+        value = self.value_targets(replay, sequence, self.steps_to_bootstrap(replay, index))
         stored: tuple[str, ...] = ("policy", "candidates")
         policy = {name: sequence[name][:, :count] for name in stored if name in sequence}
         # A number that hardly varies: on a GPU every size of a search has a graph of its own.
@@ -250,20 +242,44 @@ class PlanningAlgorithm(ReplayAlgorithm):
             "obs": replay.observations(index),
             "action": self.actions(sequence["action"][:, :-1], known_reward, count - 1),
             "reward": np.where(known_reward, sequence["reward"][:, : count - 1], np.float32(0)),
-            "value": np.where(known, value, np.float32(0)).astype(np.float32),
+            "value": np.where(known, value, np.float32(0)),
             "policy_mask": known.astype(np.float32),
             "value_mask": (known | over).astype(np.float32),
             "reward_mask": (known | over)[:, :-1].astype(np.float32),
         }
+
+    def value_targets(self, replay: Replay, sequence: dict[str, Array], n: int | Array) -> Array:
+        """[B, K + 1] Sums of up to n rewards, and the discounted value of the state after them.
+
+        A terminated episode ends in a state worth 0. Otherwise the row after the last known step holds the observation
+        that step led to, whether the episode was truncated there or still runs. No search was made at it: with
+        `bootstrap: search` too its value is the target network's.
+        """
+        steps, terminated, count = sequence["steps"][:, None], sequence["terminated"][:, None], self.hp.unroll_steps + 1
+        after = bootstrap_after(sequence["steps"], n, count)
+        rows, at = np.arange(len(after))[:, None], np.arange(count) + after
+        beyond = at >= steps
+        value = sequence["root_value"][rows, at]
+        if self.hp.bootstrap == "target" or (beyond & ~terminated).any():
+            # Of all states, of which a search's value may replace most: on a GPU each number of them has its graph.
+            now = self.values_now(replay, sequence["place"][rows, at])
+            value = now if self.hp.bootstrap == "target" else np.where(beyond, now, value)
+        ahead = np.where(beyond & terminated, np.float32(0), np.float32(self.discount) ** after * value)
+        target: Array = (n_step_sum(sequence["reward"], after, self.discount) + ahead).astype(np.float32)
+        return target
 
     def steps_to_bootstrap(self, replay: Replay, index: Array) -> int | Array:
         """Steps before bootstrapping: one number, or [B]."""
         return int(self.hp.n_step)
 
     def values_now(self, replay: Replay, place: Array) -> Array:
-        """[B, K + 1] The target network's word on the observations at places [B, K + 1]."""
+        """[B, K + 1] The target network's values of the observations at places [B, K + 1]."""
         obs = replay.observations(place.reshape(-1))
         return self.target_planner.inference.initial(obs, 0)[:, -2].reshape(place.shape)
+
+    def inputs_at(self, replay: Replay, place: Array) -> dict[str, Any]:
+        """What `plan` takes to search from the places [B] of a replay."""
+        return {"obs": replay.observations(place)}
 
     def renew_policies(
         self, replay: Replay, policy: dict[str, Array], place: Array, known: Array, fresh: Array
@@ -277,8 +293,8 @@ class PlanningAlgorithm(ReplayAlgorithm):
             return
         known = known[fresh]
         place = np.where(known, place[fresh], place[fresh, :1])  # in place of what is not known any observation will do
-        obs = replay.observations(place.reshape(-1))
-        plan = self.plan(obs, rng=self.rng, planner=self.target_planner, **self.numbers_in_play())
+        inputs = self.inputs_at(replay, place.reshape(-1))
+        plan = self.plan(**inputs, rng=self.rng, planner=self.target_planner, **self.numbers_in_play())
         rows, steps = fresh[np.nonzero(known)[0]], np.nonzero(known)[1]
         policy["policy"][rows, steps] = plan.policy.reshape(*known.shape, -1)[known]
         if plan.candidates is not None:
@@ -394,6 +410,11 @@ def model_options(hp: PlanningHyperparameters) -> dict[str, Any]:
         "stem",
     )
     return {name: getattr(hp, name) for name in names}
+
+
+def stored_with_step(plan: Plan) -> dict[str, Array]:
+    extras = {"policy": plan.policy, "root_value": plan.value}
+    return extras if plan.candidates is None else extras | {"candidates": plan.candidates}
 
 
 def part(batches: Batch, number: int, count: int) -> Batch:

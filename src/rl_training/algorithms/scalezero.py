@@ -21,16 +21,18 @@ from rl_training.algorithms.base import scalar, setting
 from rl_training.algorithms.muzero import MuZero, cooling
 from rl_training.algorithms.optim import Adam, FlatParameters, backward, clipped_step
 from rl_training.algorithms.planner import Plan, Planner
+from rl_training.algorithms.planning import stored_with_step
 from rl_training.algorithms.replay_based import CAPACITY, ReplayAlgorithm, ReplayHyperparameters
 from rl_training.config import InputError, nearest
 from rl_training.data.batch import to_device, tree_map
+from rl_training.data.history import check_history, empty_history, extended_history
 from rl_training.data.replay import Replay
 from rl_training.models.acting import to_tensors
 from rl_training.models.moe import Adapters
 from rl_training.models.numpy_transformer import NumpyInference, task_inference
 from rl_training.models.scalezero import ScaleZeroModel, TaskModel
 from rl_training.models.world_transformer import Size
-from rl_training.types import Array, Batch, Decision, Observation, Spaces, State
+from rl_training.types import Array, Batch, Decision, History, Observation, Spaces, State
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -48,8 +50,10 @@ class ScaleZeroHyperparameters(ReplayHyperparameters):
         "probability", "weight of the chosen expert: its gate probability (the gate learns), or 1 (the gate is fixed)"
     )
     task_embedding: bool = setting(True, "add a learned task embedding to the tokens")
-    context: int = setting(4, "context length of the search in steps, including the current one", low=1)
-    train_context: int | None = setting(None, "context length in training; None: the whole sequence", low=1)
+    context: int = setting(4, "context length of acting and search in steps, including the current one", low=1)
+    train_context: int | None = setting(
+        None, "context length in training, at least context; None: the sequence and context - 1 steps before it", low=1
+    )
     value_limit: int = setting(50, "value support is -limit .. limit after h(x); 0: a scalar in [-1, 1]", low=0)
     reward_limit: int = setting(50, "reward support is -limit .. limit after h(x); 0: a scalar in [-1, 1]", low=0)
     num_adapters: int = setting(4, "adapter stages after the base stage; each adds LoRA adapters to all layers", low=0)
@@ -110,7 +114,8 @@ class TaskPlanner(Planner):
 class TaskPlayer(MuZero):
     """MuZero's acting and targets in one task, by the networks of all.
 
-    The root of a search has no past; its nodes look back to it, and upon what was imagined since.
+    It remembers the last context - 1 steps of an episode. Wherever the networks are asked about an observation (roots
+    in play and in reanalysis, values to bootstrap from, the first step of a sequence), they see the steps before it.
     """
 
     def __init__(self, whole: ScaleZero, task: int) -> None:
@@ -134,22 +139,43 @@ class TaskPlayer(MuZero):
         with model.fixed_weights():
             return super().plan(obs, planner=planner, **numbers)
 
+    def act(self, obs: Observation, memory: Any, *, explore: bool, rng: np.random.Generator) -> Decision:
+        """memory: a History, where an episode begins one of length 0; None where nothing was seen before."""
+        if self.remembers == 0:
+            return super().act(obs, memory, explore=explore, rng=rng)
+        history = empty_history(obs, self.remembers) if memory is None else memory
+        check_history(history, obs)
+        numbers = self.numbers_in_play() if explore else self.numbers_in_evaluation()
+        plan = self.plan(obs, rng=rng, history=history, **numbers)
+        return Decision(plan.action, extended_history(history, obs, plan.action), stored_with_step(plan))
+
+    @property
+    def remembers(self) -> int:
+        """Steps before the newest observation."""
+        return self.whole.model.context - 1
+
+    def inputs_at(self, replay: Replay, place: Array) -> dict[str, Any]:
+        return super().inputs_at(replay, place) | self.history_at(replay, place)
+
+    def history_at(self, replay: Replay, place: Array) -> dict[str, History]:
+        return {"history": replay.history(place, self.remembers)} if self.remembers else {}
+
     def targets(self, replay: Replay, index: Array) -> dict[str, Any]:
-        """With the observations [B, H + 1, ...] of all steps; an episode that is over stays at its last."""
+        """With the observations [B, H + 1, ...] of all steps; an episode that is over stays at its last. And with the
+        history before them: else no step of a sequence but its last ones would know as much as a root does."""
         batch, count = super().targets(replay, index), self.hp.unroll_steps + 1
         sequence = replay.sequences(index, count)
         at = np.minimum(np.arange(count), sequence["steps"][:, None])
         place = np.take_along_axis(sequence["place"], at, 1)
         obs = tree_map(lambda x: x.reshape(*place.shape, *x.shape[1:]), replay.observations(place.reshape(-1)))
-        return batch | {"obs": obs}
+        return batch | {"obs": obs} | self.history_at(replay, index)
 
     @torch.no_grad()
     def values_now(self, replay: Replay, place: Array) -> Array:
-        """As a search's root would have them, but a sequence of one observation takes half the time."""
-        obs = tree_map(lambda x: x.unsqueeze(1), to_tensors(replay.observations(place.reshape(-1)), self.device))
-        model, action = self.whole.target_model, torch.empty(place.size, 0, dtype=torch.int64, device=self.device)
-        value = model.unroll(self.task, obs, action).value.squeeze(1)
-        return model.value_support.to_scalar(value).cpu().numpy().reshape(place.shape)
+        """As a search's root has them."""
+        inputs = to_tensors(self.inputs_at(replay, place.reshape(-1)), self.device)
+        values = self.whole.target_model.for_task(self.task).values(inputs["obs"], inputs.get("history"))
+        return values.cpu().numpy().reshape(place.shape)
 
 
 class ScaleZero(ReplayAlgorithm):
@@ -345,7 +371,7 @@ class ScaleZero(ReplayAlgorithm):
     def losses(self, task: int, batch: Batch) -> tuple[dict[str, Tensor], Tensor]:
         """Means over the steps of a sequence, each [B]; and V - target of the first steps [B]."""
         model, obs = self.model, batch["obs"]
-        said = model.unroll(task, obs, batch["action"])
+        said = model.unroll(task, obs, batch["action"], batch.get("history"))
         with torch.no_grad():
             came = self.target_model.encode(task, tree_map(lambda x: x[:, 1:], obs))
         log_policy = F.log_softmax(said.policy, -1)

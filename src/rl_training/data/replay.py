@@ -19,7 +19,7 @@ from rl_training.config import InputError
 from rl_training.data.batch import tree_map
 from rl_training.data.fields import check_entries, check_shapes, fields_of, num_bytes
 from rl_training.data.state_check import MOST, compare_state
-from rl_training.types import Array, Batch, Field, Fields, Observation, State, Step
+from rl_training.types import Array, Batch, Field, Fields, History, Observation, State, Step
 
 if TYPE_CHECKING:
     from rl_training.data.priorities import Priorities
@@ -230,7 +230,8 @@ class Replay:
         """What followed from the steps at places [B] on, in rows of `length`.
 
         steps [B]: how many of these are known steps of the episode, at least 1. terminated [B]: whether the last of
-        those ended it. place [B, L], and all columns [B, L, ...], with rubbish beyond the known steps.
+        those ended it. place [B, L], and all columns [B, L, ...], with rubbish beyond the known steps; but where fewer
+        than L are known, the row after them holds the observation that the last one led to.
         """
         place = self._after(index[:, None], np.arange(length))
         steps = np.logical_and.accumulate(self.valid[place], 1).sum(1)
@@ -241,6 +242,21 @@ class Replay:
             "place": place,
             "steps": steps,
             "terminated": self.columns["terminated"][last],
+        }
+
+    def history(self, index: Array, count: int) -> History:
+        """Up to `count` steps of their episodes before the places [B], which may be those of last observations.
+
+        As far as they can still be drawn; an episode's first place has none.
+        """
+        before = self._after(index[:, None], np.arange(-count, 0))
+        known = np.logical_and.accumulate(self.valid[before][:, ::-1], 1)[:, ::-1]  # ends lie between episodes
+        place = np.where(known, before, index[:, None])
+        obs = self.observations(place.reshape(-1))
+        return {
+            "obs": tree_map(lambda x: x.reshape(*place.shape, *x.shape[1:]), obs),
+            "action": self.columns["action"][place],
+            "length": known.sum(1),
         }
 
     def age(self, index: Array) -> Array:

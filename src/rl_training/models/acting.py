@@ -59,7 +59,7 @@ class NumpyForward:
 def to_tensors(obs: Observation, device: torch.device) -> Any:
     """An observation as tensors on the device, sharing memory where that is the CPU."""
     if isinstance(obs, dict):
-        return {key: torch.as_tensor(x, device=device) for key, x in obs.items()}
+        return {key: to_tensors(x, device) for key, x in obs.items()}
     return torch.as_tensor(obs, device=device)
 
 

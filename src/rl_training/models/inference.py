@@ -12,7 +12,7 @@ from torch import Tensor
 from rl_training.models.acting import to_tensors
 from rl_training.models.capture import Capture, CudaCapture, warmed_up
 from rl_training.models.muzero import Inference, PlanningModel
-from rl_training.types import Array, Observation, TensorTree
+from rl_training.types import Array, History, Observation, TensorTree
 
 
 class TorchInference:
@@ -26,17 +26,18 @@ class TorchInference:
         self.decodes = self.device.type == "cpu" and model.has_plain_scalars
 
     @torch.inference_mode()
-    def initial(self, obs: Observation, num_simulations: int) -> Array:
-        """[B, P + 2] policy, value and reward (0) of the roots."""
-        said = self.first_word(to_tensors(obs, self.device))
+    def initial(self, obs: Observation, num_simulations: int, history: History | None = None) -> Array:
+        """[B, P + 2] policy, value and reward (0) of the roots; history: the steps before, for models that remember."""
+        steps = None if history is None else to_tensors(history, self.device)
+        said = self.first_word(to_tensors(obs, self.device), steps)
         self.batch = len(said.state)
         if len(self.states) < self.batch * (num_simulations + 1):
             self.states = said.state.new_empty(self.batch * (num_simulations + 1), self.model.state_size)
         self.states[: self.batch] = said.state
         return packed(said).cpu().numpy()
 
-    def first_word(self, obs: TensorTree) -> Inference:
-        return self.model.initial(obs)
+    def first_word(self, obs: TensorTree, history: History | None) -> Inference:
+        return self.model.initial(obs, history)
 
     @property
     def roots(self) -> Tensor:
@@ -95,11 +96,11 @@ class GraphInference(TorchInference):
         self.edges: list[int] = []  # part i is trees edges[i] to edges[i + 1]
         self.asked: dict[int, Graph] = {}  # of each part the last
 
-    def initial(self, obs: Observation, num_simulations: int) -> Array:
+    def initial(self, obs: Observation, num_simulations: int, history: History | None = None) -> Array:
         batch = len(next(iter(obs.values())) if isinstance(obs, dict) else obs)
         there = self.arenas.pop(batch, None)
         self.states = self.states[:0] if there is None else there
-        word = super().initial(obs, num_simulations)
+        word = super().initial(obs, num_simulations, history)
         self.edges = [0, batch] if batch < 2 * self.HALF else [0, batch // 2, batch]
         if self.states is not there:  # a larger one: graphs point into the old
             self.forget(batch)
@@ -108,15 +109,16 @@ class GraphInference(TorchInference):
             self.forget(next(iter(self.arenas)))
         return word
 
-    def first_word(self, obs: TensorTree) -> Inference:
+    def first_word(self, obs: TensorTree, history: History | None) -> Inference:
         if isinstance(obs, dict):
-            return super().first_word(obs)
-        key = obs.shape, obs.dtype
-        graph = self.first_graphs.pop(key, None) or FirstGraph(self.model, obs, self.capture)
+            return super().first_word(obs, history)
+        inputs = {"now": obs, **(history or {})}
+        key = tuple((name, x.shape, x.dtype) for name, x in inputs.items())
+        graph = self.first_graphs.pop(key, None) or FirstGraph(self.model, inputs, self.capture)
         self.first_graphs[key] = graph
         if len(self.first_graphs) > self.MOST:
             del self.first_graphs[next(iter(self.first_graphs))]
-        return graph(obs)
+        return graph(inputs)
 
     def forget(self, batch: int) -> None:
         self.arenas.pop(batch, None)
@@ -144,14 +146,17 @@ class GraphInference(TorchInference):
 
 
 class FirstGraph:
-    """`initial` for as many observations as these, captured. What it says is valid until the next call."""
+    """`initial` for as many observations `now` as these, and as much history, if they have one, captured. What it says
+    is valid until the next call."""
 
-    def __init__(self, model: PlanningModel, obs: Tensor, capture: Capture) -> None:
-        self.obs = obs.clone()
-        self.captured = warmed_up(capture, lambda: model.initial(self.obs))
+    def __init__(self, model: PlanningModel, inputs: dict[str, Tensor], capture: Capture) -> None:
+        self.inputs = {name: x.clone() for name, x in inputs.items()}
+        now, history = self.inputs["now"], {name: x for name, x in self.inputs.items() if name != "now"}
+        self.captured = warmed_up(capture, lambda: model.initial(now, history or None))
 
-    def __call__(self, obs: Tensor) -> Inference:
-        self.obs.copy_(obs)
+    def __call__(self, inputs: dict[str, Tensor]) -> Inference:
+        for name, x in inputs.items():
+            self.inputs[name].copy_(x)
         self.captured.replay()
         prediction: Inference = self.captured.output
         return prediction

@@ -25,7 +25,7 @@ from rl_training.models.residual import (
     residual_blocks,
 )
 from rl_training.ops.support import AnySupport, make_support
-from rl_training.types import Spaces, TensorTree
+from rl_training.types import History, Spaces, TensorTree
 
 Network: TypeAlias = Literal["auto", "mlp", "conv"]
 LOG_STD_RANGE = (-5.0, 2.0)
@@ -56,6 +56,10 @@ class PlanningModel(nn.Module):
         """Observations [B, ...] to states [B, S]."""
         raise NotImplementedError
 
+    def recall(self, obs: TensorTree, history: History) -> Tensor:
+        """Observations [B, ...] to states [B, S] that know the steps before them, in models that remember."""
+        raise NotImplementedError
+
     def predict(self, state: Tensor) -> tuple[Tensor, Tensor]:
         """States [B, S] to (policy [B, P], value logits [B, value_support.size])."""
         raise NotImplementedError
@@ -84,8 +88,8 @@ class PlanningModel(nn.Module):
             rewards.append(reward)
         return states, torch.stack(rewards, 1)
 
-    def initial(self, obs: TensorTree) -> Inference:
-        state = self.represent(obs)
+    def initial(self, obs: TensorTree, history: History | None = None) -> Inference:
+        state = self.represent(obs) if history is None else self.recall(obs, history)
         policy, value = self.predict(state)
         return Inference(state, state.new_zeros(len(state)), self.value_support.to_scalar(value), policy)
 

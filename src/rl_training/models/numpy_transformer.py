@@ -14,7 +14,7 @@ from rl_training.models.inference import TorchInference, make_inference
 from rl_training.models.moe import ScaledLinear
 from rl_training.models.scalezero import TaskModel
 from rl_training.models.world_transformer import Block
-from rl_training.types import Array, Observation
+from rl_training.types import Array, History, Observation
 
 SMALL = 1 << 18  # multiplications of all experts for one token: here each token goes through all of them
 Linear = tuple[Array, Array | None]  # weight [in, out], bias [out]
@@ -48,8 +48,8 @@ class NumpyInference(TorchInference):
     def refresh(self) -> None:
         self.weights: Weights | None = None
 
-    def initial(self, obs: Observation, num_simulations: int) -> Array:
-        word = super().initial(obs, 0)
+    def initial(self, obs: Observation, num_simulations: int, history: History | None = None) -> Array:
+        word = super().initial(obs, 0, history)
         nodes = num_simulations + 1
         if self.memory.shape[1] != self.batch or len(self.memory) < nodes:
             self.memory = np.zeros((nodes, self.batch, *self.shape), np.float32)

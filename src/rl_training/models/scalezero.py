@@ -18,7 +18,7 @@ from rl_training.models.muzero import PlanningModel, visible, zero_linear
 from rl_training.models.networks import Activation, make_encoder, mlp
 from rl_training.models.world_transformer import BLOCKED, Size, WorldTransformer
 from rl_training.ops.support import make_support
-from rl_training.types import Spaces, TensorTree
+from rl_training.types import History, Spaces, TensorTree
 
 TASK_STD = 0.02  # tasks have encoders and actions of their own: their embedding may start small
 
@@ -91,11 +91,16 @@ class ScaleZeroModel(nn.Module):
         task_embedding: bool = True,
         routing: Routing = "probability",
     ) -> None:
-        """hidden_sizes and activation are of the encoders. context: steps that a search looks back upon, its newest
-        included. train_context: the same in unrolled sequences; None, as in the paper, is all of them."""
+        """hidden_sizes and activation are of the encoders. context: steps that a root or a node of a search looks back
+        upon, its own included. train_context: the same in unrolled sequences; None, as in the paper, is all of them."""
         super().__init__()
-        if context < 1 or (train_context is not None and train_context < 1):
-            raise InputError(f"context {context}, train_context {train_context}: a step sees itself, give 1 or more")
+        if context < 1:
+            raise InputError(f"context {context}: a step sees itself, give 1 or more")
+        if train_context is not None and train_context < context:
+            raise InputError(
+                f"train_context {train_context}: a search would look back upon more steps (context {context}) than is "
+                "ever trained: make it context or more, or None"
+            )
         size, adapters = size or Size(), adapters or Adapters()
         self.context, self.train_context, self.adapters = context, train_context, adapters
         self.value_support, self.reward_support = make_support(value_limit), make_support(reward_limit)
@@ -112,18 +117,30 @@ class ScaleZeroModel(nn.Module):
         """Observations [.., ...] -> latents [.., width]. A copy of `encoders` makes a target encoder."""
         return cast(Tensor, self.encoders[task](obs))
 
-    def unroll(self, task: int, obs: TensorTree, action: Tensor) -> Unrolled:
-        """Observations [B, H + 1, ...] and actions [B, H]: one causal pass over the true observations' latents."""
+    def unroll(self, task: int, obs: TensorTree, action: Tensor, history: History | None = None) -> Unrolled:
+        """Observations [B, H + 1, ...] and actions [B, H]: one causal pass over the true observations' latents, and
+        over the history before them, of which nothing is predicted."""
         heads = self.heads_of(task)
-        latents, actions = self.encode(task, obs), heads.action(action)
-        steps = torch.stack([latents[:, :-1], actions], 2).flatten(1, 2)
-        tokens = self.conditioned(task, torch.cat([steps, latents[:, -1:]], 1))
-        bias = self.transformer.bias(tokens.shape[1], tokens.shape[1], self.train_context)
-        out, _ = self.transformer(tokens, bias.unsqueeze(0))
+        tokens, blocked = self.tokens(task, obs, action, history)
+        bias = self.transformer.bias(tokens.shape[1], tokens.shape[1], self.train_context) + blocked[:, None, None]
+        out, _ = self.transformer(tokens, bias, newest=2 * action.shape[1] + 1)
         at_observation, at_action = out[:, ::2], out[:, 1::2]
         return Unrolled(
             heads.policy(at_observation), heads.value(at_observation), heads.reward(at_action), heads.latent(at_action)
         )
+
+    def tokens(self, task: int, obs: TensorTree, action: Tensor, history: History | None) -> tuple[Tensor, Tensor]:
+        """Tokens [B, L, width] of a history of up to P steps, of observations [B, H + 1, ...] and actions [B, H];
+        L = 2 (P + H) + 1. And [B, L] what is added to all scores of a token: BLOCKED where there was no such step."""
+        unknown = 0
+        if history is not None:
+            obs, action = joined(history["obs"], obs), torch.cat([history["action"], action], 1)
+            unknown = 2 * (history["action"].shape[1] - history["length"].unsqueeze(1))
+        latents, actions = self.encode(task, obs), self.heads_of(task).action(action)
+        steps = torch.stack([latents[:, :-1], actions], 2).flatten(1, 2)
+        tokens = self.conditioned(task, torch.cat([steps, latents[:, -1:]], 1))
+        blocked = BLOCKED * (torch.arange(tokens.shape[1], device=tokens.device) < unknown).float()
+        return tokens, blocked.expand(tokens.shape[:2])
 
     def for_task(self, task: int) -> TaskModel:
         """The model as a search for one task sees it: a view, which needs no refresh when the model learns."""
@@ -197,11 +214,33 @@ class TaskModel(PlanningModel):
         self.state_size = sum(self.sizes)
 
     def represent(self, obs: TensorTree) -> Tensor:
-        """Of observations without a past."""
-        latent = self.model.encode(self.task, obs)
-        past = latent.new_zeros(len(latent), *self.shape)
-        blocked = latent.new_full((len(latent), self.places), BLOCKED)
-        return self.look(latent, past[:, :, :, 1:].unbind(1), F.pad(blocked[:, 1:], (0, 1)))
+        return self.recall(obs, None)
+
+    def recall(self, obs: TensorTree, history: History | None) -> Tensor:
+        """The states after a history of up to context - 1 steps, or after none."""
+        out, memory, blocked = self.newest(obs, history)
+        missing = self.places - blocked.shape[1]
+        kept = F.pad(torch.stack(memory, 1), (0, 0, missing, 0))
+        return torch.cat([kept.flatten(1), out, F.pad(blocked, (missing, 0), value=BLOCKED)], 1)
+
+    def values(self, obs: TensorTree, history: History | None) -> Tensor:
+        """[B] Those of `initial`, without its states."""
+        return self.value_support.to_scalar(self.own.value(self.newest(obs, history)[0]))
+
+    def newest(self, obs: TensorTree, history: History | None) -> tuple[Tensor, list[Tensor], Tensor]:
+        """Outputs [B, width] at observations [B, ...]; each layer's keys and values [B, 2, L, width] of the history's
+        tokens and theirs; which of them are blocked [B, L].
+
+        One causal pass, anew for each root: what is remembered are steps, so that it is never older than the weights.
+        """
+        model = self.model
+        seen = {key: x.unsqueeze(1) for key, x in obs.items()} if isinstance(obs, dict) else obs.unsqueeze(1)
+        count = len(next(iter(obs.values())) if isinstance(obs, dict) else obs)
+        no_action = torch.empty(count, 0, dtype=torch.int64, device=self.own.action.weight.device)
+        tokens, blocked = model.tokens(self.task, seen, no_action, history)
+        bias = model.transformer.bias(tokens.shape[1], tokens.shape[1]) + blocked[:, None, None]
+        out, memory = model.transformer(tokens, bias, newest=1)
+        return out.squeeze(1), memory, blocked
 
     def predict(self, state: Tensor) -> tuple[Tensor, Tensor]:
         out = torch.split(state, self.sizes, 1)[1]
@@ -210,11 +249,6 @@ class TaskModel(PlanningModel):
     def transition(self, state: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
         out, memory, blocked = self.act(state, action)
         return self.look(self.own.latent(out), memory, blocked), self.own.reward(out)
-
-    def observe(self, state: Tensor, action: Tensor, obs: TensorTree) -> Tensor:
-        """The states [B, S] after actions [B] that led to observations [B, ...]: to act with a past."""
-        _, memory, blocked = self.act(state, action)
-        return self.look(self.model.encode(self.task, obs), memory, blocked)
 
     def act(self, state: Tensor, action: Tensor) -> tuple[Tensor, list[Tensor], Tensor]:
         """The output [B, width] at the action's token; what is remembered then, less its oldest step; and blocked."""
@@ -257,6 +291,13 @@ def flatten_lead(obs: Any, space: gym.Space) -> tuple[tuple[int, ...], Any]:
     assert space.shape is not None
     lead = obs.shape[: obs.ndim - len(space.shape)]
     return tuple(lead), obs.flatten(0, len(lead) - 1)
+
+
+def joined(earlier: Any, later: Any) -> Any:
+    """Observations [B, P, ...] and [B, H, ...] -> [B, P + H, ...]"""
+    if isinstance(later, dict):
+        return {key: joined(earlier[key], part) for key, part in later.items()}
+    return torch.cat([earlier, later], 1)
 
 
 def _follow_stage(model: ScaleZeroModel, _: Any) -> None:

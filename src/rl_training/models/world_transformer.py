@@ -56,15 +56,17 @@ class WorldTransformer(nn.Module):
         return self.distance_bias[:, distance] + mask
 
     def forward(
-        self, tokens: Tensor, bias: Tensor, past: Sequence[Tensor] | None = None
+        self, tokens: Tensor, bias: Tensor, past: Sequence[Tensor] | None = None, *, newest: int | None = None
     ) -> tuple[Tensor, list[Tensor]]:
         """Tokens [B, L, width] after the P of `past` -> outputs [B, L, width], and keys and values to be remembered.
 
-        Those are [B, 2, P + L, width] for each layer; bias is [B or 1, heads, L, P + L].
+        Those are [B, 2, P + L, width] for each layer; bias is [B or 1, heads, L, P + L]. newest: the outputs are wanted
+        of so many tokens only, [B, newest, width], which saves most of the last block.
         """
-        memory = []
+        memory, last = [], len(self.blocks) - 1
         for i, block in enumerate(self.blocks):
-            tokens, keys_values = block(tokens, bias, None if past is None else past[i])
+            outputs = newest if i == last else None
+            tokens, keys_values = block(tokens, bias, None if past is None else past[i], outputs or tokens.shape[1])
             memory.append(keys_values)
         return self.norm(tokens), memory
 
@@ -79,17 +81,17 @@ class Block(nn.Module):
         self.project = ScaledLinear(width, width, adapters)
         self.feed_forward = MixtureOfExperts(width, size.expert_size, size.num_experts, adapters, routing=routing)
 
-    def forward(self, x: Tensor, bias: Tensor, past: Tensor | None) -> tuple[Tensor, Tensor]:
-        """x [B, L, width], past [B, 2, P, width] -> ([B, L, width], [B, 2, P + L, width])"""
-        attended, keys_values = self.attend(self.attention_norm(x), bias, past)
-        x = x + attended
+    def forward(self, x: Tensor, bias: Tensor, past: Tensor | None, newest: int) -> tuple[Tensor, Tensor]:
+        """x [B, L, width], past [B, 2, P, width] -> ([B, newest, width], [B, 2, P + L, width])"""
+        attended, keys_values = self.attend(self.attention_norm(x), bias[:, :, -newest:], past, newest)
+        x = x[:, -newest:] + attended
         fed = self.feed_forward(self.feed_forward_norm(x).flatten(0, 1))
         return x + fed.view_as(x), keys_values
 
-    def attend(self, x: Tensor, bias: Tensor, past: Tensor | None) -> tuple[Tensor, Tensor]:
+    def attend(self, x: Tensor, bias: Tensor, past: Tensor | None, newest: int) -> tuple[Tensor, Tensor]:
         batch, length, width = x.shape
         projected = self.query_key_value(x).view(batch, length, 3, width)
-        query = projected[:, :, 0].unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        query = projected[:, -newest:, 0].unflatten(-1, (self.heads, -1)).transpose(1, 2)
         keys_values = projected[:, :, 1:].transpose(1, 2)
         if past is not None:
             keys_values = torch.cat([past, keys_values], 2)

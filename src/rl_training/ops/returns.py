@@ -42,13 +42,13 @@ def backward_sum(x: Tensor, decay: Tensor) -> Tensor:
     return y
 
 
-def bootstrap_after(steps: Array, terminated: Array, n: int | Array, count: int) -> Array:
+def bootstrap_after(steps: Array, n: int | Array, count: int) -> Array:
     """[B, count] How many rewards the n-step target of each of the first `count` steps sums before it bootstraps.
 
-    Of a sequence steps [B] are known, the last of which may have terminated [B] the episode. Where it has not, what
-    follows is unknown: then the last known step is bootstrapped from, though it is nearer than n.
+    The rewards of steps [B] of a sequence are known, that of the last step included. Where fewer than n are left, the
+    target sums these and bootstraps from the state after the last step.
     """
-    left = steps[:, None] - np.arange(count) - ~terminated[:, None]
+    left = steps[:, None] - np.arange(count)
     after: Array = np.clip(np.minimum(left, np.asarray(n).reshape(-1, 1)), 0, None)
     return after
 
