@@ -32,6 +32,7 @@ class EfficientZeroHyperparameters(MuZeroHyperparameters):
     n_step: int = scalar(
         5, "steps whose rewards a value target sums before it bootstraps, where experience is new", low=1
     )
+    # The paper takes 120,000 gradient steps in 100,000 env steps.
     utd_ratio: float = scalar(1.0, "gradient steps per env step, however many environments")
     n_step_decay: int = scalar(30_000, "env steps of age for which experience bootstraps one step earlier", low=1)
     reanalyse_ratio: float = scalar(

@@ -478,7 +478,7 @@ def _normalise(x):
 
 
 @njit(**PLAIN)
-def prefix_rewards(tree, lstm, board, states, node, begin, end, features, memory, out, scratch, word):
+def prefix_rewards(leaf, lstm, board, states, node, begin, end, features, memory, out, scratch, word):
     """Rewards of the edges to node number `node` of the trees [begin, end), as differences of value prefixes.
 
     features [rows, H] of the dynamics; memory [2, rows, L] and out [rows, :] are to write to.
@@ -486,7 +486,7 @@ def prefix_rewards(tree, lstm, board, states, node, begin, end, features, memory
     rows, size, reward = end - begin, memory.shape[2], word.shape[1] - 1
     hidden, cell, first = memory[0], memory[1], states.shape[2] - 2 * memory.shape[2] - 2
     for i in range(rows):
-        before = states[tree.leaf[0, begin + i], begin + i]
+        before = states[leaf[0, begin + i], begin + i]
         keeps = np.float32(before[-1] < lstm.horizon)
         for j in range(size):
             hidden[i, j], cell[i, j] = keeps * before[first + j], keeps * before[first + size + j]
@@ -502,14 +502,14 @@ def prefix_rewards(tree, lstm, board, states, node, begin, end, features, memory
     _fill(out, lstm.reward_bias, rows)
     linear(hidden, lstm.reward, out, rows)
     for i in range(rows):
-        before, after = states[tree.leaf[0, begin + i], begin + i], states[node, begin + i]
+        before, after = states[leaf[0, begin + i], begin + i], states[node, begin + i]
         keeps = np.float32(before[-1] < lstm.horizon)
         after[-2] = _decode(out[i, : len(lstm.reward_bias)], scratch, board)
         after[-1] = keeps * before[-1] + np.float32(1.0)
         word[i, reward] = after[-2] - keeps * before[-2]
 
 
-@njit(**PLAIN)
+@inlined
 def evaluate(tree, net, lstm, states, node, begin, end, state, memory, buffers, scratch, word):
     """The network's word on node number `node` of the trees [begin, end); its states go where they belong.
 
@@ -530,7 +530,7 @@ def evaluate(tree, net, lstm, states, node, begin, end, state, memory, buffers, 
         if lstm is None:
             word[i, actions + 1] = _decode(out[i, size : len(net.outcome_bias)], scratch, net.board)
     if lstm is not None:
-        prefix_rewards(tree, lstm, net.board, states, node, begin, end, hidden, memory, out, scratch, word)
+        prefix_rewards(tree.leaf, lstm, net.board, states, node, begin, end, hidden, memory, out, scratch, word)
     _fill(buffers[0], net.prediction_bias[0], rows)
     hidden = buffers[_layers(state, rows, net.prediction, net.prediction_bias, buffers, net.tanh)]
     _fill(out, net.heads_bias, rows)
