@@ -4,8 +4,9 @@ python benchmarks/search_speed.py                 # on the CPU; mctx takes part 
 python benchmarks/search_speed.py --lightzero D   # and LightZero's C++ tree, of a checkout D: see lightzero.py
 python benchmarks/search_speed.py --device cuda   # residual towers on a GPU, the network in a captured graph
 
-The model is a perceptron with a latent of 64, 128 hidden units and 21 atoms, the same weights for all; on a GPU a tower
-of 64 planes of 6 x 6. Programs take turns; speed is in thousand simulations per CPU second (GPU: per second).
+The model is a perceptron with a latent of 64, 128 hidden units and 21 atoms, the same weights for all, EfficientZero's
+with an LSTM of 64 besides; on a GPU a tower of 64 planes of 6 x 6. Programs take turns; speed is in thousand
+simulations per CPU second (GPU: per second).
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ import numpy as np
 import torch
 
 from lightzero import lightzero_search
+from rl_training.algorithms.efficientzero import EfficientZero, EfficientZeroHyperparameters
 from rl_training.algorithms.gumbel_muzero import GumbelMuZero, GumbelMuZeroHyperparameters
 from rl_training.algorithms.muzero import MuZero, MuZeroHyperparameters
 from rl_training.types import Spaces
@@ -67,7 +69,7 @@ def our_search(algorithm, batch: int, device: str, *, fused: bool = True) -> Cal
     root = planner.look(observations(algorithm, batch), num_simulations=SIMULATIONS, rng=rng)
     gumbel = rng.gumbel(size=root.logits.shape).astype(np.float32)
     is_gumbel = isinstance(algorithm, GumbelMuZero)
-    rules, knobs = (ops.GUMBEL, ops.Knobs(c_scale=0.1)) if is_gumbel else (ops.MUZERO, ops.Knobs())
+    rules, knobs = (ops.GUMBEL, ops.Knobs(c_scale=0.1)) if is_gumbel else (algorithm.rules(), ops.Knobs())
 
     def run() -> object:
         planner.fusable = device == "cpu" and fused
@@ -157,11 +159,14 @@ def on_cpu(args: argparse.Namespace) -> None:
     for actions in args.actions:
         puct = make(MuZero, MuZeroHyperparameters, actions, "cpu")
         gumbel = make(GumbelMuZero, GumbelMuZeroHyperparameters, actions, "cpu")
+        prefix = make(EfficientZero, EfficientZeroHyperparameters, actions, "cpu")
         for batch in args.batch:
             programs = {
                 "fused puct": our_search(puct, batch, "cpu"),
                 "fused gumbel": our_search(gumbel, batch, "cpu"),
+                "fused efficientzero": our_search(prefix, batch, "cpu"),
                 "torch puct": our_search(puct, batch, "cpu", fused=False),
+                "torch efficientzero": our_search(prefix, batch, "cpu", fused=False),
             }
             if with_mctx:
                 programs["mctx puct"] = mctx_search(puct, batch, gumbel=False)
@@ -178,6 +183,7 @@ def on_cpu(args: argparse.Namespace) -> None:
 def ratios(speed: dict[str, list[float]]) -> str:
     """Medians of what each repeat says: programs take turns, so that a busy machine slows both."""
     pairs = [("fused puct", "mctx puct"), ("fused gumbel", "mctx gumbel")]
+    pairs += [("fused efficientzero", "torch efficientzero")]
     pairs += [(name, "lightzero") for name in ("fused puct", "fused gumbel", "torch puct")]
     each = [(a, b, [x / y for x, y in zip(speed[a], speed[b], strict=True)]) for a, b in pairs if b in speed]
     return ", ".join(f"{a} / {b} {median(r):.2f} ({min(r):.2f} to {max(r):.2f})" for a, b, r in each)

@@ -46,7 +46,7 @@ TINY: dict[str, dict[str, Any]] = {  # sizes that make an algorithm's run take a
         "n_step": 2,
         "prioritized": True,
     },
-    "efficientzero": PLANNING | {"lstm_horizon": 1, "n_step_decay": 100, "lstm_size": 8, "projection_size": 8},
+    "efficientzero": PLANNING | {"lstm_horizon": 2, "n_step_decay": 100, "lstm_size": 8, "projection_size": 8},
     "gumbel_muzero": PLANNING,
     "muzero": PLANNING,
     "ppo": {"num_steps": 16, "num_minibatches": 2, "update_epochs": 2},

@@ -155,6 +155,36 @@ class Cue(gym.Env):
         return self._obs(), reward, asked, False, {}
 
 
-for name, cls in (("Counter", CounterEnv), ("RandomWalk", RandomWalk), ("Structured", Structured), ("Cue", Cue)):
+class SixSteps(gym.Env):
+    """Six steps, seen as a one-hot vector; at each, one of four actions pays 1 and the others nothing."""
+
+    PAYING = (2, 0, 3, 1, 1, 2)
+
+    def __init__(self, paying: tuple[int, ...] = PAYING) -> None:
+        self.observation_space = spaces.Box(0.0, 1.0, (len(paying),), np.float32)
+        self.action_space = spaces.Discrete(4)
+        self.paying, self.t = paying, 0
+
+    def _obs(self) -> np.ndarray:
+        return np.eye(len(self.paying) + 1, dtype=np.float32)[self.t, :-1]
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.t = 0
+        return self._obs(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        reward = float(action == self.paying[self.t])
+        self.t += 1
+        return self._obs(), reward, self.t == len(self.paying), False, {}
+
+
+for name, cls in (
+    ("Counter", CounterEnv),
+    ("RandomWalk", RandomWalk),
+    ("Structured", Structured),
+    ("Cue", Cue),
+    ("SixSteps", SixSteps),
+):
     if f"{name}ForTests-v0" not in gym.registry:
         gym.register(f"{name}ForTests-v0", cls)

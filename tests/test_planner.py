@@ -95,6 +95,32 @@ def test_the_compiled_search_scales_latents_of_a_small_range_as_pytorch_does(spr
     assert_same(quiet_plan(algorithm, obs), quiet_plan(algorithm, obs, slow_planner(algorithm)))
 
 
+@pytest.mark.parametrize(("lstm_horizon", "lstm_size"), [(1, 33), (2, 5), (5, 64)])
+@pytest.mark.parametrize(("activation", "limit"), [("relu", 4), ("tanh", 0)])
+def test_the_compiled_search_of_value_prefixes_is_that_of_pytorch(
+    lstm_horizon: int, lstm_size: int, activation: str, limit: int
+) -> None:
+    """In trees deeper than the horizon, so that LSTMs start from zero inside them."""
+    shapes = 0  # trees that differ
+    for num_actions, hidden_sizes in ((2, (40, 70)), (3, (9,))):
+        algorithm = make(
+            "efficientzero", Spaces(PLAIN.observation, Discrete(num_actions)), activation=activation,
+            hidden_sizes=hidden_sizes, lstm_horizon=lstm_horizon, lstm_size=lstm_size, value_limit=limit,
+            reward_limit=limit, pb_c_init=0.4,
+        )  # fmt: skip
+        assert algorithm.planner.fusable
+        slow = slow_planner(algorithm)
+        for count in (1, 3, 40):
+            obs = 3 * observe(count, seed=count)
+            fast = quiet_plan(algorithm, obs, num_simulations=30)
+            assert_same(fast, quiet_plan(algorithm, obs, slow, num_simulations=30))
+        assert algorithm.planner._search.tree.depth.max() > lstm_horizon
+        rewards = [planner._search.tree.reward[:, 1:] for planner in (algorithm.planner, slow)]
+        np.testing.assert_allclose(*rewards, rtol=2e-5, atol=5e-5)
+        shapes += len(np.unique(fast.visits, axis=0))
+    assert shapes > 10
+
+
 @pytest.mark.parametrize("q_rescale", ["tree", "node", "none"])
 def test_the_compiled_gumbel_search_is_that_of_pytorch(q_rescale: str) -> None:
     for limit, activation in ((4, "relu"), (0, "tanh")):
@@ -113,7 +139,7 @@ def test_the_compiled_gumbel_search_is_that_of_pytorch(q_rescale: str) -> None:
 
 def test_the_compiled_search_of_boards_is_that_of_pytorch() -> None:
     """Two players, known bounds, legal moves."""
-    for algo in ("muzero", "gumbel_muzero"):
+    for algo in ALGOS:
         algorithm, obs = make(algo, BOARD, **TERNARY), boards(40)
         assert algorithm.planner.fusable
         assert_same(quiet_plan(algorithm, obs), quiet_plan(algorithm, obs, slow_planner(algorithm)))
@@ -122,7 +148,8 @@ def test_the_compiled_search_of_boards_is_that_of_pytorch() -> None:
 def test_what_cannot_be_compiled_is_searched_all_the_same() -> None:
     image = Spaces(Box(0, 255, (4, 40, 40), np.uint8), Discrete(3), frame_stack=4)
     cases: list[tuple[str, Spaces, dict[str, Any]]] = [
-        ("efficientzero", PLAIN, {}),
+        ("efficientzero", TORQUE, {}),
+        ("efficientzero", image, {"channels": 4}),
         ("muzero", TORQUE, {}),
         ("muzero", PLAIN, {"activation": "elu"}),
         ("muzero", PLAIN, {"reward_limit": 0}),
@@ -137,11 +164,46 @@ def test_what_cannot_be_compiled_is_searched_all_the_same() -> None:
         np.testing.assert_allclose(plan.policy.sum(1), 1, rtol=1e-5)
 
 
+@torch.no_grad()
+def naive_visits(name: str, algorithm: Any, obs: Array, num_simulations: int) -> tuple[list[int], bool]:
+    """(visits [A] of one observation [1, ...] by these rules, one node at a time; whether no choice was close)"""
+    model, gamma = algorithm.model, algorithm.hp.gamma
+
+    def leaf(said: Any) -> Leaf:
+        return Leaf(said.policy[0].numpy(), said.value.item(), said.reward.item(), gamma)
+
+    def step(state: torch.Tensor, action: int) -> tuple[torch.Tensor, Leaf]:
+        said = model.recurrent(state, torch.tensor([action]))
+        return said.state, leaf(said)
+
+    root = model.initial(torch.from_numpy(obs))
+    found = naive_search(name, World(step, root.state, leaf(root)), num_simulations=num_simulations, knobs=Knobs())
+    return found.visits, found.margin > 1e-4
+
+
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize(("algo", "name", "other"), [
+    ("muzero", "MUZERO", "EFFICIENTZERO"),
+    ("efficientzero", "EFFICIENTZERO", "MUZERO"),
+])  # fmt: skip
+def test_plans_are_those_of_the_papers_rules(algo: str, name: str, other: str, fused: bool) -> None:
+    """An edge never visited counts 0 in MuZero's searches, and as the mean of its siblings in EfficientZero's."""
+    algorithm, obs = make(algo, Spaces(PLAIN.observation, Discrete(6))), 3 * observe(8)
+    planner = algorithm.planner if fused else slow_planner(algorithm)
+    assert planner.fusable == fused
+    visits = quiet_plan(algorithm, obs, planner, num_simulations=15).visits
+    expected = [naive_visits(name, algorithm, row[None], 15) for row in obs]
+    others = [naive_visits(other, algorithm, row[None], 15) for row in obs]
+    clear = [b for b in range(8) if expected[b][1] and others[b][1] and expected[b][0] != others[b][0]]
+    assert len(clear) >= 3
+    assert [visits[b].tolist() for b in clear] == [expected[b][0] for b in clear]
+
+
 def told_apart(one: Plan, other: Plan) -> bool:
     return not np.allclose(one.value, other.value, rtol=1e-3)
 
 
-@pytest.mark.parametrize("algo", ["muzero", "gumbel_muzero"])
+@every_algorithm
 def test_new_weights_are_searched_with(algo: str) -> None:
     """After a gradient step, after loading, after a move of the target."""
     algorithm, obs = make(algo, learning_rate=0.1, tau=0.5), observe(8)

@@ -38,18 +38,13 @@ HP: dict[str, Any] = {
     "priority_exponent": 0.6,
     "beta": 0.4,
 }
-CHEAP: dict[str, dict[str, Any]] = {  # its search takes longer: it is not compiled
-    "muzero": {},
-    "gumbel_muzero": {},
-    "efficientzero": {"num_simulations": 6, "reanalyse_ratio": 0.05, "utd_ratio": 0.2},
-}
-every_algorithm = pytest.mark.parametrize("algo", CHEAP)
-fast = pytest.mark.parametrize("algo", ["muzero", "gumbel_muzero"])
+OWN: dict[str, dict[str, Any]] = {"muzero": {}, "gumbel_muzero": {}, "efficientzero": {"reanalyse_ratio": 0.05}}
+every_algorithm = pytest.mark.parametrize("algo", OWN)
 
 
 def learn(algo: str, env: Callable[[], gym.Env], *, steps: int = 250, **changes: Any) -> Any:
     cls = ALGORITHMS[algo]
-    return trained(cls, cls.Hyperparameters(**{**HP, **CHEAP[algo], **changes}), env, steps)
+    return trained(cls, cls.Hyperparameters(**{**HP, **OWN[algo], **changes}), env, steps)
 
 
 def play(algorithm: Any, *obs: list[float]) -> Array:
@@ -80,7 +75,7 @@ def test_a_bandit_of_one_step(algo: str) -> None:
         assert values[1:] == pytest.approx([0.0, 0.0], abs=0.1)
 
 
-@fast
+@every_algorithm
 def test_a_bandit_that_depends_on_what_is_seen(algo: str) -> None:
     assert play(learn(algo, probes.SeenBandit), [-1.0], [1.0]).tolist() == [0, 1]
 
@@ -162,7 +157,7 @@ class Slope(probes.ContinuousBandit):
         return float(action[0])
 
 
-@fast
+@pytest.mark.parametrize("algo", ["muzero", "gumbel_muzero"])
 def test_the_best_of_a_continuum(algo: str) -> None:
     algorithm = learn(algo, Slope, num_sampled_actions=6, steps=200)
     assert play(algorithm, *[[0.0]] * 50).mean() > 0.7

@@ -28,6 +28,8 @@ class EfficientZeroHyperparameters(MuZeroHyperparameters):
     projection_size: int | None = setting(None, "size of the consistency projection; None: 128, for towers 1024", low=1)
     augment: bool = setting(True, "augment images by random shifts and brightness; no effect on vectors")
     n_step: int = scalar(5, "n-step value targets: rewards summed before bootstrapping, for new experience", low=1)
+    # The paper takes 120,000 gradient steps in 100,000 env steps.
+    utd_ratio: float = scalar(1.0, "update-to-data ratio: gradient steps per env step, counted over all environments")
     n_step_decay: int = scalar(30_000, "off-policy correction: env steps of age that shrink n_step by 1", low=1)
     reanalyse_ratio: float = scalar(
         0.99, "reanalyse: share of sequences whose policy targets are searched again with the target network", high=1.0

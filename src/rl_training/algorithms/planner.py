@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import gymnasium as gym
 import numpy as np
 
-from rl_training.models.fused import is_fusable, perceptrons
+from rl_training.models.fused import fused_network, is_fusable
 from rl_training.models.inference import GraphInference, make_inference
 from rl_training.models.muzero import MuZeroModel, PlanningModel
 from rl_training.types import Array, History, Observation, Spaces
 
 if TYPE_CHECKING:
     from rl_training.ops.search import Evaluation, Knobs, Rules, SearchResult
-    from rl_training.ops.tree import Perceptrons
+    from rl_training.ops.tree import Perceptrons, PrefixLSTM
 
 MASK = "action_mask"  # the entry of a Dict observation that says which actions are legal
 EDGE = 0.999  # of (-1, 1): what a tanh in float32 can still be brought back from
@@ -52,7 +52,7 @@ class Planner:
         self.action_shape = spaces.action.shape if isinstance(spaces.action, gym.spaces.Box) else None
         self.num_actions = model.policy_size if self.action_shape is None else num_candidates
         self._search = Search(self.num_actions)
-        self._network: Perceptrons | None = None
+        self._network: tuple[Perceptrons, PrefixLSTM | None] | None = None
 
     def refresh(self) -> None:
         """To be called when the model's weights have changed."""
@@ -93,15 +93,15 @@ class Planner:
         limits: dict[str, Any] = {"num_simulations": num_simulations, "legal": root.legal, "gumbel": gumbel}
         if self.fusable:
             states = self.inference.roots.numpy()
-            network = self._weights()
-            return self._search.fused(rules, network, states, said, discount=discount, knobs=knobs, **limits)
+            network, lstm = self._weights()
+            return self._search.fused(rules, network, states, said, lstm=lstm, discount=discount, knobs=knobs, **limits)
         discounts = np.full(len(root.value), discount, np.float32)
         evaluate = self._discrete(discounts) if root.candidates is None else self._sampled(root, discounts, limits, rng)
         return self._search(rules, evaluate, said, knobs=knobs, **limits)
 
-    def _weights(self) -> Perceptrons:
+    def _weights(self) -> tuple[Perceptrons, PrefixLSTM | None]:
         if self._network is None:
-            self._network = perceptrons(cast(MuZeroModel, self.model))
+            self._network = fused_network(cast(MuZeroModel, self.model))
         return self._network
 
     def _discrete(self, discount: Array) -> Any:

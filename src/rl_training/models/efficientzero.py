@@ -48,7 +48,10 @@ class EfficientZeroModel(MuZeroModel):
         else:
             assert isinstance(self.next_state, nn.Linear)
             self.reward_features, size = nn.Identity(), self.next_state.in_features
-            self.reward = zero_linear(self.lstm_size, atoms)
+            # The hidden state of a new LSTM is some hundredths, and what an action changes in it a thousandth: a head
+            # on it alone predicts one number for a thousand gradient steps. The paper normalises it by its batch; a
+            # LayerNorm is the same in searches as in training, and learns as fast.
+            self.reward = nn.Sequential(nn.LayerNorm(self.lstm_size), zero_linear(self.lstm_size, atoms))
         self.lstm = nn.LSTMCell(size, self.lstm_size)
         self.state_size = self.latent_size + 2 * self.lstm_size + 2
         self.projector = projector(self.latent_size, projection)

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from rl_training.ops import tree as compiled
-from rl_training.ops.tree import Numbers, Perceptrons, Tree, Variant, make_tree
+from rl_training.ops.tree import Numbers, Perceptrons, PrefixLSTM, Tree, Variant, make_tree
 from rl_training.types import Array
 
 
@@ -151,13 +151,15 @@ class Search:
         state: Array,
         root: Evaluation,
         *,
+        lstm: PrefixLSTM | None = None,
         discount: float,
         num_simulations: int,
         legal: Array | None = None,
         gumbel: Array | None = None,
         knobs: Knobs = Knobs(),  # noqa: B008
     ) -> SearchResult:
-        """The same with a small network inside the compiled loop; state [B, S] is the root's."""
+        """The same with a small network inside the compiled loop, where its rewards are value prefixes with their LSTM;
+        state [B, S] is the root's."""
         _, run = kernels(rules)
         batch, size = state.shape
         tree, table = self._prepare(rules, batch, num_simulations, legal, gumbel, knobs)
@@ -165,7 +167,8 @@ class Search:
             nodes = max(num_simulations + 1, len(self.states))
             self.states = np.empty((nodes, batch, size), np.float32)
         self.states[0] = state
-        run(tree, network, self.states, _packed(root).word, np.full(batch, discount, np.float32), table, knobs.numbers)
+        word, discounts = _packed(root).word, np.full(batch, discount, np.float32)
+        run(tree, network, lstm, self.states, word, discounts, table, knobs.numbers)
         return _result(tree)
 
     def _prepare(

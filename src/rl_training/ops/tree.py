@@ -113,6 +113,16 @@ def _exp(x):
     return p * _as_float(np.int32((np.int32(power) + np.int32(127)) << np.int32(23)))  # type: ignore[call-arg]
 
 
+@njit(inline="always", fastmath=LOOSE, **PLAIN)
+def _sigmoid(x):
+    return np.float32(1.0) / (np.float32(1.0) + _exp(-x))
+
+
+@njit(inline="always", fastmath=LOOSE, **PLAIN)
+def _tanh(x):
+    return np.float32(1.0) - np.float32(2.0) / (_exp(np.float32(2.0) * x) + np.float32(1.0))
+
+
 @njit(fastmath=LOOSE, forceinline=True, **PLAIN)
 def softmax(x, out):
     """out = softmax of x, both [A]."""
@@ -343,13 +353,27 @@ class Perceptrons(NamedTuple):
     board: bool  # value and reward are tanh of one output each, not a support
 
 
+class PrefixLSTM(NamedTuple):
+    """The weights with which a model of value prefixes goes on from the dynamics' features: see models.efficientzero.
+
+    A state is then [latent | hidden | cell | prefix | steps], and `Perceptrons.outcome` has the next latent alone.
+    L is the size of the LSTM; its 4 L gates are in torch's order: input, forget, candidate, output.
+    """
+
+    features: Array  # of H to 4 L gates
+    hidden: Array  # of L to 4 L gates
+    bias: Array  # [4 L]
+    reward: Array  # of L, the normalised hidden state, to R prefix logits
+    reward_bias: Array  # [R]
+    horizon: int  # steps after which the LSTM starts from zero
+
+
 @njit(fastmath=LOOSE, **PLAIN)
 def _activate(x, rows, width, tanh):
     for i in range(rows):
         for j in range(width):
             if tanh:
-                e = _exp(np.float32(2.0) * x[i, j])
-                x[i, j] = np.float32(1.0) - np.float32(2.0) / (e + np.float32(1.0))
+                x[i, j] = _tanh(x[i, j])
             else:
                 x[i, j] = max(x[i, j], np.float32(0.0))
 
@@ -428,14 +452,74 @@ def decode(logits, atoms, word, scratch):
         word[i, policy + 1] = _decode(reward, scratch, len(reward) == 1)
 
 
+@njit(fastmath=LOOSE, **PLAIN)
+def _lstm_cell(gates, hidden, cell):
+    """The LSTM's next hidden state and cell, both [L] and written in place, from its gates [4 L]."""
+    size = len(hidden)
+    for j in range(size):
+        kept = _sigmoid(gates[size + j]) * cell[j]
+        cell[j] = kept + _sigmoid(gates[j]) * _tanh(gates[2 * size + j])
+    for j in range(size):
+        hidden[j] = _sigmoid(gates[3 * size + j]) * _tanh(cell[j])
+
+
+@njit(fastmath=LOOSE, **PLAIN)
+def _normalise(x):
+    """x [L] with mean 0 and variance 1, in place, as torch's LayerNorm."""
+    mean, square = np.float32(0.0), np.float32(0.0)
+    for j in range(len(x)):
+        mean += x[j]
+    mean /= np.float32(len(x))
+    for j in range(len(x)):
+        square += (x[j] - mean) * (x[j] - mean)
+    scale = np.float32(1.0) / np.sqrt(square / np.float32(len(x)) + np.float32(1e-5))
+    for j in range(len(x)):
+        x[j] = (x[j] - mean) * scale
+
+
 @njit(**PLAIN)
-def evaluate(tree, net, states, node, begin, end, state, buffers, scratch, word):
-    """The network's word on node number `node` of the trees [begin, end); its states go where they belong."""
-    rows, size, actions = end - begin, states.shape[2], tree.legal.shape[1]
+def prefix_rewards(leaf, lstm, board, states, node, begin, end, features, memory, out, scratch, word):
+    """Rewards of the edges to node number `node` of the trees [begin, end), as differences of value prefixes.
+
+    features [rows, H] of the dynamics; memory [2, rows, L] and out [rows, :] are to write to.
+    """
+    rows, size, reward = end - begin, memory.shape[2], word.shape[1] - 1
+    hidden, cell, first = memory[0], memory[1], states.shape[2] - 2 * memory.shape[2] - 2
+    for i in range(rows):
+        before = states[leaf[0, begin + i], begin + i]
+        keeps = np.float32(before[-1] < lstm.horizon)
+        for j in range(size):
+            hidden[i, j], cell[i, j] = keeps * before[first + j], keeps * before[first + size + j]
+    _fill(out, lstm.bias, rows)
+    linear(features, lstm.features, out, rows)
+    linear(hidden, lstm.hidden, out, rows)
+    for i in range(rows):
+        after = states[node, begin + i]
+        _lstm_cell(out[i], hidden[i], cell[i])
+        _copy(hidden[i], after[first:])
+        _copy(cell[i], after[first + size :])
+        _normalise(hidden[i])
+    _fill(out, lstm.reward_bias, rows)
+    linear(hidden, lstm.reward, out, rows)
+    for i in range(rows):
+        before, after = states[leaf[0, begin + i], begin + i], states[node, begin + i]
+        keeps = np.float32(before[-1] < lstm.horizon)
+        after[-2] = _decode(out[i, : len(lstm.reward_bias)], scratch, board)
+        after[-1] = keeps * before[-1] + np.float32(1.0)
+        word[i, reward] = after[-2] - keeps * before[-2]
+
+
+@inlined
+def evaluate(tree, net, lstm, states, node, begin, end, state, memory, buffers, scratch, word):
+    """The network's word on node number `node` of the trees [begin, end); its states go where they belong.
+
+    `lstm` is None where rewards are outputs of the dynamics: numba leaves such a branch out when it compiles.
+    """
+    rows, size, actions = end - begin, state.shape[1], tree.legal.shape[1]
     out = buffers[2]
     for i in range(rows):
         b = begin + i
-        _copy(states[tree.leaf[0, b], b], state[i])
+        _copy(states[tree.leaf[0, b], b, :size], state[i])
         _copy(net.of_action[tree.leaf[1, b]], buffers[0, i])
     hidden = buffers[_layers(state, rows, net.dynamics, net.dynamics_bias, buffers, net.tanh)]
     _fill(out, net.outcome_bias, rows)
@@ -443,7 +527,10 @@ def evaluate(tree, net, states, node, begin, end, state, buffers, scratch, word)
     for i in range(rows):
         _scale_state(out[i], state[i])
         _copy(state[i], states[node, begin + i])
-        word[i, actions + 1] = _decode(out[i, size : len(net.outcome_bias)], scratch, net.board)
+        if lstm is None:
+            word[i, actions + 1] = _decode(out[i, size : len(net.outcome_bias)], scratch, net.board)
+    if lstm is not None:
+        prefix_rewards(tree.leaf, lstm, net.board, states, node, begin, end, hidden, memory, out, scratch, word)
     _fill(buffers[0], net.prediction_bias[0], rows)
     hidden = buffers[_layers(state, rows, net.prediction, net.prediction_bias, buffers, net.tanh)]
     _fill(out, net.heads_bias, rows)
@@ -508,30 +595,34 @@ def compose(root: Any, interior: Any, q_transform: Any, label: str) -> Variant:
 
     @njit(nogil=True, error_model="numpy")
     @labelled(label)
-    def fused(tree, net, states, root, discount, table, numbers):
-        """All simulations of B searches with the network inside. states [M, B, S], those of the roots in place already;
-        root [B, A + 2]: the network's word on those.
+    def fused(tree, net, lstm, states, root, discount, table, numbers):
+        """All simulations of B searches with the network inside, `lstm` being None or a part of it. states [M, B, S],
+        those of the roots in place already; root [B, A + 2]: the network's word on those.
 
         Some trees at a time, from beginning to end, so that their nodes stay in cache.
         """
-        batch, size, actions = states.shape[1], states.shape[2], tree.legal.shape[1]
-        rows, widest = min(batch, CHUNK), widest_layer(net)
+        batch, size, actions = states.shape[1], net.dynamics[0].shape[1], tree.legal.shape[1]
+        rows, widest = min(batch, CHUNK), widest_layer(net, lstm)
         state, buffers = np.empty((rows, size), np.float32), np.empty((3, rows, widest), np.float32)
         word, scratch = np.empty((rows, actions + 2), np.float32), np.empty(widest, np.float32)
         room = np.empty((2, actions), np.float32)
+        # Allocated last: before the others it shifts them across cache lines, and one root takes a fifth longer.
+        memory = np.empty((2, rows, 0 if lstm is None else lstm.hidden.shape[1]), np.float32)
         for begin in range(0, batch, rows):
             end = min(begin + rows, batch)
             grow(tree, begin, end, ROOT, root[begin:end], discount, table, numbers, room)
             for node in range(1, table.shape[1] + 1):
-                evaluate(tree, net, states, node, begin, end, state, buffers, scratch, word)
+                evaluate(tree, net, lstm, states, node, begin, end, state, memory, buffers, scratch, word)
                 grow(tree, begin, end, node, word, discount, table, numbers, room)
 
     return Variant(grow, fused)
 
 
 @njit(**PLAIN)
-def widest_layer(net):
+def widest_layer(net, lstm):
     widest = max(len(net.outcome), len(net.heads)) * LANES
+    if lstm is not None:
+        widest = max(widest, max(len(lstm.features), len(lstm.reward)) * LANES)
     for bias in net.dynamics_bias:
         widest = max(widest, len(bias))
     for bias in net.prediction_bias:
@@ -554,8 +645,8 @@ def muzero(tree, begin, end, node, word, discount, table, numbers, room):
 
 
 @compiled
-def muzero_fused(tree, net, states, root, discount, table, numbers):
-    _muzero_fused(tree, net, states, root, discount, table, numbers)
+def muzero_fused(tree, net, lstm, states, root, discount, table, numbers):
+    _muzero_fused(tree, net, lstm, states, root, discount, table, numbers)
 
 
 @compiled
@@ -564,8 +655,8 @@ def efficientzero(tree, begin, end, node, word, discount, table, numbers, room):
 
 
 @compiled
-def efficientzero_fused(tree, net, states, root, discount, table, numbers):
-    _efficientzero_fused(tree, net, states, root, discount, table, numbers)
+def efficientzero_fused(tree, net, lstm, states, root, discount, table, numbers):
+    _efficientzero_fused(tree, net, lstm, states, root, discount, table, numbers)
 
 
 @compiled
@@ -574,8 +665,8 @@ def gumbel(tree, begin, end, node, word, discount, table, numbers, room):
 
 
 @compiled
-def gumbel_fused(tree, net, states, root, discount, table, numbers):
-    _gumbel_fused(tree, net, states, root, discount, table, numbers)
+def gumbel_fused(tree, net, lstm, states, root, discount, table, numbers):
+    _gumbel_fused(tree, net, lstm, states, root, discount, table, numbers)
 
 
 @compiled
@@ -584,8 +675,8 @@ def gumbel_tree(tree, begin, end, node, word, discount, table, numbers, room):
 
 
 @compiled
-def gumbel_tree_fused(tree, net, states, root, discount, table, numbers):
-    _gumbel_tree_fused(tree, net, states, root, discount, table, numbers)
+def gumbel_tree_fused(tree, net, lstm, states, root, discount, table, numbers):
+    _gumbel_tree_fused(tree, net, lstm, states, root, discount, table, numbers)
 
 
 @compiled
@@ -594,5 +685,5 @@ def gumbel_raw(tree, begin, end, node, word, discount, table, numbers, room):
 
 
 @compiled
-def gumbel_raw_fused(tree, net, states, root, discount, table, numbers):
-    _gumbel_raw_fused(tree, net, states, root, discount, table, numbers)
+def gumbel_raw_fused(tree, net, lstm, states, root, discount, table, numbers):
+    _gumbel_raw_fused(tree, net, lstm, states, root, discount, table, numbers)
