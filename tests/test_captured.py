@@ -131,7 +131,7 @@ def test_what_was_not_used_for_longest_is_forgotten_first(monkeypatch: pytest.Mo
     for batch in (1, 2, 3, 1, 4):  # of 1, 2 and 3, number 2 was used first
         pair.search(batch, nodes=2)
     assert set(pair.captured.arenas) == {key[0] for key in pair.captured.graphs} == {1, 3, 4}
-    assert {shape[0] for shape, _ in pair.captured.first_graphs} == {1, 3, 4}
+    assert {shape[0] for ((_, shape, _),) in pair.captured.first_graphs} == {1, 3, 4}
     for batch in (2, 1, 3):
         pair.search(batch, nodes=2)
     assert set(pair.captured.arenas) == {2, 1, 3}

@@ -293,9 +293,10 @@ def schedule(
 def algorithms(name: Annotated[str | None, typer.Argument(help="One algorithm.", show_default=False)] = None) -> None:
     """List the algorithms and every hyperparameter with its default, bounds and meaning."""
     from rl_training.config import InputError, nearest
-    from rl_training.runtime.controls import fields_of, type_name
+    from rl_training.runtime.controls import fields_of
     from rl_training.runtime.registry import ALGORITHMS
     from rl_training.runtime.schema import default_text
+    from rl_training.runtime.strict_types import type_name
 
     if name is not None and name not in ALGORITHMS:
         raise InputError(f"unknown algorithm {name!r}{nearest(name, ALGORITHMS)} (there are: {', '.join(ALGORITHMS)})")

@@ -17,7 +17,8 @@ from rl_training.config import InputError
 from rl_training.data.batch import to_device
 from rl_training.data.fields import step_fields
 from rl_training.data.memory import usable_memory
-from rl_training.data.replay import Replay, replay_bytes
+from rl_training.data.replay import Replay
+from rl_training.data.replay_layout import replay_bytes
 from rl_training.types import Batch, Decision, Field, Observation, Spaces, State
 
 CAPACITY = "replay buffer size in env steps; an episode's end takes 1 extra entry (frame_stack if stacked)"

@@ -140,10 +140,10 @@ class TaskPlayer(MuZero):
             return super().plan(obs, planner=planner, **numbers)
 
     def act(self, obs: Observation, memory: Any, *, explore: bool, rng: np.random.Generator) -> Decision:
-        """memory: a History, where an episode begins one of length 0; None where nothing was seen before."""
+        """memory: a History, where an episode begins one of length 0; empty where nothing was seen before."""
         if self.remembers == 0:
             return super().act(obs, memory, explore=explore, rng=rng)
-        history = empty_history(obs, self.remembers) if memory is None else memory
+        history = memory or empty_history(obs, self.remembers)
         check_history(history, obs)
         numbers = self.numbers_in_play() if explore else self.numbers_in_evaluation()
         plan = self.plan(obs, rng=rng, history=history, **numbers)

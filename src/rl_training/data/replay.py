@@ -17,16 +17,15 @@ from torch import Tensor
 
 from rl_training.config import InputError
 from rl_training.data.batch import tree_map
-from rl_training.data.fields import check_entries, check_shapes, fields_of, num_bytes
+from rl_training.data.fields import check_entries, check_shapes, fields_of
+from rl_training.data.replay_layout import NOT_COLUMNS, ring_rows, saved_fields, stored_fields
 from rl_training.data.state_check import MOST, compare_state
 from rl_training.types import Array, Batch, Field, Fields, History, Observation, State, Step
 
 if TYPE_CHECKING:
     from rl_training.data.priorities import Priorities
 
-NOT_COLUMNS = ("obs", "first")  # observations lie apart, and where an episode begins is known from its rows
 CURSORS = ("cursor", "under_way")
-GAP = 16  # one part in so many is spare: it is written to while a checkpoint reads the rest
 
 
 class Scaling(Protocol):
@@ -402,47 +401,12 @@ class Replay:
             raise ValueError("replay.cursor and replay.obs do not agree on whether there are steps")
 
 
-def ring_rows(capacity: int, num_envs: int, frame_stack: int) -> tuple[int, int]:
-    """Rows of each environment: (those that can be drawn, those and the spare ones)."""
-    rows = -(-capacity // num_envs)
-    return rows, rows + max(frame_stack, rows // GAP) + 2
-
-
-def stored_fields(fields: Fields, frame_stack: int) -> Fields:
-    """The fields of a row: of stacked frames only the newest."""
-    if frame_stack == 1:
-        return fields
-    return {**fields, "obs": tree_map(lambda field: field._replace(shape=field.shape[1:]), fields["obs"])}
-
-
-def saved_fields(state: State) -> Fields:
-    """The fields of a row in a state that was saved."""
-    saved = {"obs": state["obs"], **state["columns"]}
-    fields: Fields = tree_map(lambda parts: Field(parts[0].shape[1:], parts[0].dtype), saved)
-    return fields
-
-
-def replay_bytes(
-    capacity: int, num_envs: int, fields: Fields, *, frame_stack: int = 1, prioritized: bool = False
-) -> tuple[int, int]:
-    """What a Replay of this kind allocates: (observations, all with them)."""
-    places = num_envs * ring_rows(capacity, num_envs, frame_stack)[1]
-    obs = places * num_bytes({"obs": stored_fields(fields, frame_stack)["obs"]})
-    columns = places * (num_bytes({key: field for key, field in fields.items() if key not in NOT_COLUMNS}) + 1)  # valid
-    return obs, obs + columns + (_priorities_bytes(places) if prioritized else 0)
-
-
 def write(tree: Any, place: Any, rows: Any) -> None:
     if isinstance(tree, dict):
         for key, branch in tree.items():
             write(branch, place, rows[key])
     else:
         tree[place] = rows
-
-
-def _priorities_bytes(places: int) -> int:
-    """A priority of each place, and a tree of twice as many sums as leaves, whose number is a power of two."""
-    return 8 * (places + (2 << max(places - 1, 0).bit_length()))
 
 
 def fill(tree: Any, parts: Any, slices: list[slice], entry: str) -> None:

@@ -12,19 +12,16 @@ import math
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from inspect import signature
-from types import UnionType
-from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
+from typing import Any, NamedTuple, get_args, get_type_hints
 
-from pydantic import BeforeValidator, StrictBool, TypeAdapter, ValidationError
+from pydantic import ValidationError
 
 from rl_training.algorithms.base import checked_scalar, scalar_names
 from rl_training.config import (
     FIXED,
     SCHEDULE_PARTS,
     ConfigError,
-    Float,
     InputError,
-    Int,
     Problem,
     TrainConfig,
     problems_of,
@@ -46,6 +43,7 @@ from rl_training.runtime.schedules import (
     parse_schedule,
     telling_steps,
 )
+from rl_training.runtime.strict_types import accepts, adapter
 from rl_training.types import State
 
 ALIASES = (("clip_coef", "clip_range"), ("ent_coef", "entropy_coef"))  # each group: names of one number
@@ -358,7 +356,7 @@ def read_setting(field: Field, value: Any) -> Any:
     if is_schedule(value) and not accepts(field.hint, value):
         raise _Wrong(Problem((field.name,), f"is a setting, so it {FIXED}"))
     try:
-        value = _adapter(field.hint).validate_python(value)
+        value = adapter(field.hint).validate_python(value)
     except ValidationError as error:
         keys = value if isinstance(value, Mapping) else ()
         raise _Wrong(*problems_of(error, (field.name,), {}, keys)) from error
@@ -375,45 +373,6 @@ def is_schedule(value: Any) -> bool:
     if isinstance(value, Mapping):
         return not {"kind", *SYNONYMS}.isdisjoint(value)
     return isinstance(value, str) and value in KINDS
-
-
-def accepts(hint: Any, value: Any) -> bool:
-    try:
-        _adapter(hint).validate_python(value)
-    except ValidationError:
-        return False
-    return True
-
-
-def type_name(hint: Any) -> str:
-    """`float | None`, `tuple[int, ...]`, `rmsprop, adam` (the choices of a Literal)."""
-    if get_origin(hint) is Literal:
-        return ", ".join(map(str, get_args(hint)))
-    return hint.__name__ if isinstance(hint, type) and not get_args(hint) else str(hint).replace("typing.", "")
-
-
-@lru_cache
-def _adapter(hint: Any) -> TypeAdapter[Any]:
-    return TypeAdapter(strict(hint))
-
-
-def strict(hint: Any) -> Any:
-    """The type as a config has to give it: true and "7" are not numbers, 1 is not true, and only a list is a list."""
-    leaves = {int: Int, float: Float, bool: StrictBool}
-    if get_origin(hint) is Literal or (hint not in leaves and not get_args(hint)):
-        return hint
-    if hint in leaves:
-        return leaves[hint]
-    arguments = tuple(each if each is Ellipsis else strict(each) for each in get_args(hint))
-    if get_origin(hint) is tuple:
-        return Annotated[tuple[arguments], BeforeValidator(_list)]  # type: ignore[valid-type]
-    return Union[arguments] if get_origin(hint) in (Union, UnionType) else get_origin(hint)[arguments]  # noqa: UP007
-
-
-def _list(value: Any) -> Any:
-    if not isinstance(value, list | tuple):
-        raise ValueError("should be a list")
-    return value
 
 
 def known_keys(hyperparameters: type) -> list[str]:

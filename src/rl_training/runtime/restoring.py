@@ -6,6 +6,8 @@ import contextlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from rl_training.config import InputError
 from rl_training.data.state_check import StateMismatch, compare_state
 from rl_training.runtime.callbacks import CALLBACK
@@ -63,6 +65,19 @@ def resume_notes(run: TrainingRun) -> list[str]:
         f"{run.resume.path} holds the state of a callback {name}, which this run does not have" for name in unused
     ]
     return notes + [missing_note(run, name) for name in run.missing]
+
+
+def run_facts(run: TrainingRun) -> dict[str, Any]:
+    """What `metadata.json` says of a run beside its config: where it runs, and where it came from."""
+    return {
+        "device": str(run.device),
+        "num_threads": torch.get_num_threads(),
+        "backend": run.tasks.each(lambda runner: type(runner.envs).__name__),
+        "schedule_horizon": run.config.horizon,
+        "resumed_from": str(run.resume.path) if run.resume else None,
+        "resumed_at_step": run.resume.step if run.resume else None,
+        "environments_not_restored": run.tasks.each(lambda runner: runner.not_restored),
+    }
 
 
 def idle_notes(run: TrainingRun) -> list[str]:

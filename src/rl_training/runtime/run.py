@@ -37,7 +37,7 @@ from rl_training.runtime.metrics import (
 from rl_training.runtime.outcome import TrainingFailed, TrainingInterrupted, TrainResult, last_good
 from rl_training.runtime.progress import Progress, make_progress
 from rl_training.runtime.randomness import global_state, own_global_state, seed_of, set_global_state
-from rl_training.runtime.restoring import missing_note, reading, restore_part, resume_notes
+from rl_training.runtime.restoring import missing_note, reading, restore_part, resume_notes, run_facts
 from rl_training.runtime.saving import Saver
 from rl_training.runtime.setup import (
     Recipe,
@@ -165,20 +165,7 @@ class TrainingRun:
 
     def _describe_run(self, text: str) -> None:
         write_text_atomic(self.dir / "config.yaml", text)
-        write_metadata(
-            self.dir,
-            command=sys.argv,
-            seed=self.config.seed,
-            extra={
-                "device": str(self.device),
-                "num_threads": torch.get_num_threads(),
-                "backend": self.tasks.each(lambda runner: type(runner.envs).__name__),
-                "schedule_horizon": self.config.horizon,
-                "resumed_from": str(self.resume.path) if self.resume else None,
-                "resumed_at_step": self.resume.step if self.resume else None,
-                "environments_not_restored": self.tasks.each(lambda runner: runner.not_restored),
-            },
-        )
+        write_metadata(self.dir, command=sys.argv, seed=self.config.seed, extra=run_facts(self))
 
     @property
     def runner(self) -> EnvRunner:

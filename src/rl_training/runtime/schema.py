@@ -9,9 +9,10 @@ from pydantic import TypeAdapter
 
 from rl_training.config import AtariOptions, EnvOptions, Options, TrainConfig, Wrappers, config_fields
 from rl_training.runtime.callbacks import CallbackOptions, EarlyStoppingOptions, TimeLimitOptions
-from rl_training.runtime.controls import PARTS, Field, fields_of, names_of, type_name
+from rl_training.runtime.controls import PARTS, Field, fields_of, names_of
 from rl_training.runtime.registry import ALGORITHMS
 from rl_training.runtime.schedules import KINDS
+from rl_training.runtime.strict_types import type_name
 
 SCHEMA_DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
