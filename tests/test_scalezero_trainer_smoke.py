@@ -171,7 +171,7 @@ def test_a_loaded_policy_remembers_until_it_is_reset(tiny_config):
     seen = []
     for first in (blank, sign):
         policy.reset()
-        assert policy.memory is None
+        assert policy.memory == {}
         for obs in (first, blank, blank):
             policy.act(obs)
         seen.append(policy.memory)

@@ -25,7 +25,7 @@ from rl_training.algorithms.planning import stored_with_step
 from rl_training.algorithms.replay_based import CAPACITY, ReplayAlgorithm, ReplayHyperparameters
 from rl_training.config import InputError, nearest
 from rl_training.data.batch import to_device, tree_map
-from rl_training.data.history import check_history, empty_history, extended_history
+from rl_training.data.history import check_history, empty_history, extended_history, to_history, to_memory
 from rl_training.data.replay import Replay
 from rl_training.models.acting import to_tensors
 from rl_training.models.moe import Adapters
@@ -140,14 +140,15 @@ class TaskPlayer(MuZero):
             return super().plan(obs, planner=planner, **numbers)
 
     def act(self, obs: Observation, memory: Any, *, explore: bool, rng: np.random.Generator) -> Decision:
-        """memory: a History, where an episode begins one of length 0; empty where nothing was seen before."""
+        """memory: a history as flat arrays, of length 0 where an episode begins; empty where nothing was seen before."""
         if self.remembers == 0:
             return super().act(obs, memory, explore=explore, rng=rng)
-        history = memory or empty_history(obs, self.remembers)
+        history = to_history(memory) if memory else empty_history(obs, self.remembers)
         check_history(history, obs)
         numbers = self.numbers_in_play() if explore else self.numbers_in_evaluation()
         plan = self.plan(obs, rng=rng, history=history, **numbers)
-        return Decision(plan.action, extended_history(history, obs, plan.action), stored_with_step(plan))
+        memory = to_memory(extended_history(history, obs, plan.action))
+        return Decision(plan.action, memory, stored_with_step(plan))
 
     @property
     def remembers(self) -> int:

@@ -8,7 +8,9 @@ import numpy as np
 
 from rl_training.config import InputError
 from rl_training.data.batch import tree_map
-from rl_training.types import Array, History, Observation
+from rl_training.types import Array, History, Memory, Observation
+
+PART = "obs."  # how the memory names the entries of a Dict observation
 
 
 def empty_history(obs: Observation, count: int) -> History:
@@ -29,6 +31,18 @@ def extended_history(history: History, obs: Observation, action: Array) -> Histo
         "action": shifted(history["action"], action),
         "length": np.minimum(history["length"] + 1, count),
     }
+
+
+def to_memory(history: History) -> Memory:
+    """A history as flat arrays: `obs`, or one `obs.<key>` for each entry of a Dict observation."""
+    obs = history["obs"]
+    parts = {f"{PART}{key}": part for key, part in obs.items()} if isinstance(obs, dict) else {"obs": obs}
+    return {**parts, "action": history["action"], "length": history["length"]}
+
+
+def to_history(memory: Memory) -> History:
+    parts = {key.removeprefix(PART): part for key, part in memory.items() if key.startswith(PART)}
+    return {"obs": parts or memory["obs"], "action": memory["action"], "length": memory["length"]}
 
 
 def check_history(history: History, obs: Observation) -> None:
