@@ -140,7 +140,7 @@ class TaskPlayer(MuZero):
             return super().plan(obs, planner=planner, **numbers)
 
     def act(self, obs: Observation, memory: Any, *, explore: bool, rng: np.random.Generator) -> Decision:
-        """memory: a history as flat arrays, of length 0 where an episode begins; empty where nothing was seen before."""
+        """memory: a history as flat arrays, of length 0 where an episode begins; empty at the first call."""
         if self.remembers == 0:
             return super().act(obs, memory, explore=explore, rng=rng)
         history = to_history(memory) if memory else empty_history(obs, self.remembers)
