@@ -134,8 +134,14 @@ def _cells(found: list[dict[str, float]]) -> str:
     return f"{', '.join(f'{x:.0f}' for x in evals)} | {fmean(evals):.1f} | {fmean(row['cpu'] for row in found):.0f}"
 
 
-def write(runs: dict[str, dict[str, float]]) -> None:
-    """Keep the runs, and put the table where it stood; words below it, up to the next heading, stay."""
+def kept_runs() -> dict[str, dict[str, float]]:
+    runs: dict[str, dict[str, float]] = json.loads(RUNS.read_text()) if RUNS.exists() else {}
+    return runs
+
+
+def keep(key: str, row: dict[str, float]) -> None:
+    """Keep a run, and put the table where it stood; words below it stay. Another process may have kept others."""
+    runs = kept_runs() | {key: row}
     RUNS.write_text(json.dumps(dict(sorted(runs.items())), indent=1) + "\n")
     before, found, after = PAGE.read_text().partition(HEADING)
     kept = after.split("|\n\n", 1)[1] if found and "|\n\n" in after else ""
@@ -159,14 +165,13 @@ def main() -> None:
         if (algo in args.only or not args.only) and (env_id in args.tasks or not args.tasks)
         if not peer or algo in SB3
     ]
-    runs = json.loads(RUNS.read_text()) if RUNS.exists() else {}
+    before = kept_runs()
     with ThreadPoolExecutor(args.jobs) as pool:
-        todo = [run for run in work if run.key not in runs or (args.again and (not run.peer or args.peers))]
+        todo = [run for run in work if run.key not in before or (args.again and (not run.peer or args.peers))]
         waiting = {pool.submit(measure, run): run for run in todo}
         for future in as_completed(waiting):
-            runs[waiting[future].key] = future.result()
-            write(runs)
-    print(table(runs))
+            keep(waiting[future].key, future.result())
+    print(table(kept_runs()))
 
 
 if __name__ == "__main__":

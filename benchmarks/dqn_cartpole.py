@@ -25,6 +25,8 @@ OURS = {
     "utd_ratio": 0.25,
     "hidden_sizes": (64, 64),
     "final_epsilon": 0.05,
+    "double": False,
+    "n_step": 1,
 }
 THEIRS = {
     "buffer_size": 100_000,

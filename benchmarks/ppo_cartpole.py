@@ -22,7 +22,15 @@ THEIRS = {"n_steps": 128, "batch_size": 256, "n_epochs": 4, "clip_range": 0.2, "
 if __name__ == "__main__":
     main(
         __doc__,
-        ours({"algo": "ppo", "env_id": "CartPole-v1", "num_envs": 8, "algo_kwargs": SHARED | OURS}),
+        ours(
+            {
+                "algo": "ppo",
+                "env_id": "CartPole-v1",
+                "num_envs": 8,
+                "env_kwargs": {"wrappers": {"normalize_reward": False}},
+                "algo_kwargs": SHARED | OURS,
+            }
+        ),
         theirs("PPO", "CartPole-v1", 8, SHARED | THEIRS),
         steps=200_000,
         repeats=5,

@@ -27,7 +27,8 @@ config = TrainConfig(
     total_timesteps=args.total_timesteps,
     output_dir=args.output_dir,
     num_envs=8,
-    algo_kwargs={"learning_rate": {"kind": "linear", "start": 7e-4, "end": 0.0}},
+    env_kwargs={"wrappers": {"normalize_reward": False}},
+    algo_kwargs={"gae_lambda": 1.0, "learning_rate": {"kind": "linear", "start": 7e-4, "end": 0.0}},
 )
 result = train(config, callbacks=[report], progress="silent")
 metrics = evaluate_checkpoint(result.checkpoint_path, num_episodes=args.eval_episodes)

@@ -20,6 +20,7 @@ config = TrainConfig(
     total_timesteps=args.total_timesteps,
     output_dir=args.output_dir,
     num_envs=8,
+    env_kwargs={"wrappers": {"normalize_reward": False}},
     algo_kwargs={
         "num_steps": 32,
         "num_minibatches": 1,

@@ -235,9 +235,11 @@ def config_show(
     """Print a config with all defaults filled in."""
     import yaml
 
-    from rl_training.runtime.setup import config_to_dict
+    from rl_training.runtime.registry import ALGORITHMS
+    from rl_training.runtime.setup import config_to_dict, with_env_defaults
 
     loaded = _load(_one_config(config, config_option), set_ or [], allow_import)
+    loaded = with_env_defaults(loaded, ALGORITHMS[loaded.algo].recipe)
     print(yaml.safe_dump(config_to_dict(loaded, _controls(loaded)), sort_keys=False), end="")
 
 
@@ -360,7 +362,7 @@ def _controls(config: TrainConfig) -> Controls:
     from rl_training.runtime.controls import Controls
     from rl_training.runtime.registry import ALGORITHMS
 
-    return Controls(ALGORITHMS[config.algo].recipe.hyperparameters, config.algo_kwargs, config.horizon)
+    return Controls.of(config, ALGORITHMS[config.algo].recipe.hyperparameters)
 
 
 def _warn(controls: Controls) -> None:

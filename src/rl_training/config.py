@@ -96,8 +96,9 @@ class Wrappers(Options):
         None, ge=1, le=1_024, description="stack this many observations along a new first axis"
     )
     normalize_observation: StrictBool = Field(False, description="normalize by running mean and variance, clip to ±10")
-    normalize_reward: StrictBool = Field(
-        False, description="divide rewards by the running standard deviation of the return, clipped to ±10"
+    normalize_reward: StrictBool | None = Field(
+        None,
+        description="divide rewards by the running deviation of the return; default: for ppo and a2c, not on Atari",
     )
 
 
@@ -112,6 +113,10 @@ class EnvOptions(Options):
     env_timeout: Float = Field(
         600.0, gt=0, description="backend async: seconds after which an environment that does not answer is an error"
     )
+
+    @classmethod
+    def of(cls, env_kwargs: Mapping[str, Any]) -> EnvOptions:
+        return cls.model_validate({key: value for key, value in env_kwargs.items() if key in cls.model_fields})
 
 
 def raises_config_errors(config: C) -> C:
@@ -173,6 +178,11 @@ class TrainConfig:
     schedule_horizon: Int | None = Field(
         default=None, ge=1, le=MOST_STEPS, description="env steps that schedules run over; default: total_timesteps"
     )
+
+    @property
+    def uses_atari(self) -> bool:
+        """Whether a task has Atari preprocessing, for which hyperparameters may have defaults of their own."""
+        return any(EnvOptions.of(task.env_kwargs).wrappers.atari for task in self.tasks)
 
     @property
     def horizon(self) -> int:

@@ -22,9 +22,14 @@ from rl_training.types import Batch, Metrics
 @dataclass(frozen=True)
 class A2CHyperparameters(ActorCriticHyperparameters):
     num_steps: int = setting(5, "rollout length: env steps collected in each environment before an update", low=1)
-    learning_rate: float = scalar(7e-4, "learning rate of the optimizer")
-    gae_lambda: float = scalar(1.0, "GAE lambda; 0: one-step TD advantage, 1: Monte Carlo advantage", high=1.0)
-    optimizer: Literal["rmsprop", "rmsprop_tf", "adam"] = setting("rmsprop", "rmsprop_tf: TensorFlow's variant")
+    learning_rate: float = scalar(2e-3, "learning rate of the optimizer", atari=7e-4)
+    vf_coef: float = scalar(0.5, "value loss coefficient; the value loss is the mean squared error", atari=0.25)
+    gae_lambda: float = scalar(
+        0.95, "GAE lambda; 0: one-step TD advantage, 1: Monte Carlo advantage", high=1.0, atari=1.0
+    )
+    optimizer: Literal["rmsprop", "rmsprop_tf", "adam"] = setting(
+        "rmsprop", "rmsprop_tf: TensorFlow's variant", atari="rmsprop_tf"
+    )
     rmsprop_alpha: float = setting(0.99, "RMSprop alpha: decay rate of the mean square", low=0.0, high=1.0)
     rmsprop_eps: float = setting(1e-5, "RMSprop epsilon, for numerical stability", low=0.0)
 

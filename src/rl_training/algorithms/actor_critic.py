@@ -30,11 +30,13 @@ class ActorCriticHyperparameters:
     hidden_sizes: tuple[int, ...] = setting((64, 64), "hidden layer sizes; unused for a single image")
     activation: Literal["tanh", "relu", "elu", "silu"] = setting("tanh", "activation function of the hidden layers")
     log_std_init: float = setting(0.0, "initial log standard deviation of continuous actions")
-    deterministic_eval: bool = setting(True, "evaluate the most likely action; False: sample (usual for Atari)")
+    deterministic_eval: bool = setting(
+        True, "evaluate the most likely action; False: sample (usual for Atari)", atari=False
+    )
     learning_rate: float = scalar(3e-4, "learning rate of the optimizer")
     gamma: float = scalar(0.99, "discount factor", high=1.0)
     gae_lambda: float = scalar(0.95, "GAE lambda; 0: one-step TD advantage, 1: Monte Carlo advantage", high=1.0)
-    ent_coef: float = scalar(0.0, "entropy bonus coefficient")
+    ent_coef: float = scalar(0.0, "entropy bonus coefficient", atari=0.01)
     vf_coef: float = scalar(0.5, "value loss coefficient; the value loss is the mean squared error")
     max_grad_norm: float | None = scalar(0.5, "gradient clipping norm; None: no clipping")
 

@@ -28,23 +28,31 @@ def scalar(
     auto: bool = False,
     schedule: Callable[..., dict[str, Any]] | None = None,
     needs: tuple[str, Any] | None = None,
+    atari: float | None = None,
 ) -> Any:
     """Declare a schedulable number with its default, bounds (inclusive) and meaning. None: switched off.
 
     auto: None is also spelt `auto`, because the algorithm then finds the number itself. schedule: where the config says
     nothing of the number, it takes this schedule, made from the settings that the function's parameters name. needs:
     another hyperparameter and its value without which this one has no effect: it is None then, and an error to give.
+    atari: the default with Atari preprocessing, where the published one differs.
     """
-    metadata = {"scalar": True, "low": low, "high": high, "help": help}
+    metadata = {"scalar": True, "low": low, "high": high, "help": help, "atari": atari}
     metadata |= {"auto": auto, "schedule": schedule, "needs": needs}
     return dataclasses.field(default=default, metadata=metadata)
 
 
 def setting(
-    default: T, help: str, *, low: float = -math.inf, high: float = math.inf, needs: tuple[str, Any] | None = None
+    default: T,
+    help: str,
+    *,
+    low: float = -math.inf,
+    high: float = math.inf,
+    needs: tuple[str, Any] | None = None,
+    atari: T | None = None,
 ) -> T:
-    """Declare what is fixed for a whole run: sizes, switches, choices (annotated as Literal). needs: see scalar."""
-    metadata = {"scalar": False, "low": low, "high": high, "help": help, "needs": needs}
+    """Declare what is fixed for a whole run: sizes, switches, choices (annotated as Literal). The rest: see scalar."""
+    metadata = {"scalar": False, "low": low, "high": high, "help": help, "needs": needs, "atari": atari}
     return dataclasses.field(default=default, metadata=metadata)
 
 

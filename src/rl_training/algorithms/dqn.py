@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 SMALL = 1 << 18  # multiplications of a layer up to which numpy outruns torch: beyond, its BLAS starts threads
 
 
-def exploration(exploration_fraction: float = 0.1, final_epsilon: float = 0.05) -> dict[str, Any]:
+def exploration(exploration_fraction: float = 0.2, final_epsilon: float = 0.05) -> dict[str, Any]:
     """From always to rarely, over the first part of training."""
     if exploration_fraction == 0:
         return {"kind": "constant", "start": final_epsilon}
@@ -39,24 +39,28 @@ def exploration(exploration_fraction: float = 0.1, final_epsilon: float = 0.05) 
 class DQNHyperparameters(ReplayHyperparameters):
     hidden_sizes: tuple[int, ...] = setting((64, 64), "hidden layer sizes; unused for a single image", low=1)
     buffer_capacity: int = setting(100_000, CAPACITY, low=1)
-    batch_size: int = setting(32, "batch size: transitions per gradient step", low=1)
+    batch_size: int = setting(128, "batch size: transitions per gradient step", low=1, atari=32)
     learning_starts: int = setting(1_000, "env steps with uniformly random actions before learning starts", low=0)
-    double: bool = setting(False, "double DQN: the online network selects, the target network evaluates")
+    double: bool = setting(True, "double DQN: the online network selects, the target network evaluates", atari=False)
     dueling: bool = setting(False, "dueling network: separate value and advantage streams")
     prioritized: bool = setting(False, "prioritized experience replay (PER): sample transitions by their last TD error")
-    exploration_fraction: float = setting(0.1, "fraction of training in which epsilon decays", low=0.0, high=1.0)
+    exploration_fraction: float = setting(
+        0.2, "fraction of training in which epsilon decays", low=0.0, high=1.0, atari=0.1
+    )
     final_epsilon: float = setting(0.05, "final value of epsilon", low=0.0, high=1.0)
     eval_epsilon: float = setting(
         0.0, "probability of a random action in evaluation; greedy Atari agents may get stuck", low=0.0, high=1.0
     )
-    learning_rate: float = scalar(1e-4, "learning rate of the optimizer")
+    learning_rate: float = scalar(1e-3, "learning rate of the optimizer", atari=1e-4)
     tau: float = scalar(1.0, "soft update (Polyak) coefficient of the target network; 1: copy the weights", high=1.0)
-    utd_ratio: float = scalar(0.25, "update-to-data ratio: gradient steps per env step, counted over all environments")
+    utd_ratio: float = scalar(
+        0.5, "update-to-data ratio: gradient steps per env step, counted over all environments", atari=0.25
+    )
     train_frequency: int = scalar(4, "env steps between updates of utd_ratio * train_frequency gradient steps", low=1)
-    target_update_interval: int = scalar(10_000, "env steps between target network updates", low=1)
+    target_update_interval: int = scalar(250, "env steps between target network updates", low=1, atari=10_000)
     epsilon: float = scalar(1.0, "probability of a random action (epsilon-greedy)", high=1.0, schedule=exploration)
     priority_exponent: float = scalar(0.6, "PER alpha; 0: uniform sampling", high=1.0, needs=("prioritized", True))
-    n_step: int = scalar(1, "n-step returns: rewards summed before bootstrapping", low=1)
+    n_step: int = scalar(3, "n-step returns: rewards summed before bootstrapping", low=1, atari=1)
     beta: float = scalar(
         0.4, "PER beta (importance sampling); 1: unbiased", high=1.0, schedule=annealing, needs=("prioritized", True)
     )

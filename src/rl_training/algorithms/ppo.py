@@ -24,11 +24,15 @@ from rl_training.types import Batch, Metrics
 
 @dataclass(frozen=True)
 class PPOHyperparameters(ActorCriticHyperparameters):
-    clip_coef: float = scalar(0.2, "PPO clip range: probability ratios are clipped to 1 ± this")
+    num_steps: int = setting(
+        256, "rollout length: env steps collected in each environment before an update", low=1, atari=128
+    )
+    learning_rate: float = scalar(3e-4, "learning rate of the optimizer", atari=2.5e-4)
+    clip_coef: float = scalar(0.2, "PPO clip range: probability ratios are clipped to 1 ± this", atari=0.1)
     clip_vf_coef: float | None = scalar(None, "value clip range: old value ± this; None: no clipping")
     target_kl: float | None = scalar(None, "KL limit: stop an update above approximate KL 1.5 * this; None: no limit")
-    update_epochs: int = scalar(10, "epochs (passes over the rollout) per update", low=1)
-    num_minibatches: int = scalar(16, "minibatches (gradient steps) per epoch", low=1)
+    update_epochs: int = scalar(10, "epochs (passes over the rollout) per update", low=1, atari=4)
+    num_minibatches: int = scalar(32, "minibatches (gradient steps) per epoch", low=1, atari=4)
     normalize_advantage: bool = setting(True, "normalize advantages to mean 0 and deviation 1 in each minibatch")
 
 

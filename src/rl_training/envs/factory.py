@@ -42,8 +42,8 @@ ATARI_KWARGS = {"frameskip": "frame_skip", "repeat_action_probability": "sticky"
 
 def split_env_kwargs(env_kwargs: Mapping[str, Any]) -> tuple[EnvOptions, dict[str, Any]]:
     """Our own keys of `env_kwargs`, and those that go to `gymnasium.make`."""
-    ours = {key: value for key, value in env_kwargs.items() if key in EnvOptions.model_fields}
-    return EnvOptions.model_validate(ours), {key: value for key, value in env_kwargs.items() if key not in ours}
+    theirs = {key: value for key, value in env_kwargs.items() if key not in EnvOptions.model_fields}
+    return EnvOptions.of(env_kwargs), theirs
 
 
 def is_atari(env_id: str) -> bool:

@@ -13,7 +13,11 @@ from rl_training.runtime.run import TrainResult
 from rl_training.runtime.setup import Recipe
 
 A2C_RECIPE = Recipe(
-    "a2c", "advantage actor-critic, n-step, synchronous (Mnih et al., 2016)", A2CHyperparameters, A2C.build
+    "a2c",
+    "advantage actor-critic, n-step, synchronous (Mnih et al., 2016)",
+    A2CHyperparameters,
+    A2C.build,
+    normalize_reward=True,
 )
 
 

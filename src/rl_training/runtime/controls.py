@@ -157,13 +157,14 @@ class Field(NamedTuple):
 
 
 @lru_cache
-def fields_of(hyperparameters: type) -> dict[str, Field]:
+def fields_of(hyperparameters: type, *, atari: bool = False) -> dict[str, Field]:
+    """All hyperparameters by name. atari: with the defaults that go with Atari preprocessing."""
     hints = get_type_hints(hyperparameters)
     return {
         f.name: Field(
             f.name,
             hints[f.name],
-            f.default,
+            f.metadata["atari"] if atari and f.metadata.get("atari") is not None else f.default,
             f.metadata["low"],
             f.metadata["high"],
             f.metadata["help"],
@@ -179,9 +180,9 @@ def fields_of(hyperparameters: type) -> dict[str, Field]:
 class Controls:
     """An algorithm's hyperparameters over the course of one run; all that is wrong with them is raised at once."""
 
-    def __init__(self, hyperparameters: type, kwargs: Mapping[str, Any], horizon: int) -> None:
+    def __init__(self, hyperparameters: type, kwargs: Mapping[str, Any], horizon: int, *, atari: bool = False) -> None:
         self.hyperparameters, self.horizon = hyperparameters, horizon
-        self.fields = fields_of(hyperparameters)
+        self.fields = fields_of(hyperparameters, atari=atari)
         self.scalars = scalar_names(hyperparameters)
         problems = unknown_keys(hyperparameters, kwargs) + unused_sources(self.fields, kwargs)
         self.schedules: dict[str, Schedule] = {}
@@ -201,6 +202,11 @@ class Controls:
         self._implied = {x for f in made for x in (f.sources if is_given(f.name, kwargs) else (f.name,))}
         self._implied |= {f.name for f in self.fields.values() if f.idle(values)}
         self._given = {name for name in self.varying if is_given(name, kwargs)}
+
+    @classmethod
+    def of(cls, config: TrainConfig, hyperparameters: type, *, horizon: int | None = None) -> Controls:
+        """Those of a config; over another horizon than its own, if one is given."""
+        return cls(hyperparameters, config.algo_kwargs, horizon or config.horizon, atari=config.uses_atari)
 
     def at(self, step: int) -> Any:
         """The hyperparameters in force at `step`, as an instance of the algorithm's own class."""

@@ -13,7 +13,11 @@ from rl_training.runtime.run import TrainResult
 from rl_training.runtime.setup import Recipe
 
 PPO_RECIPE = Recipe(
-    "ppo", "proximal policy optimization, clipped (Schulman et al., 2017)", PPOHyperparameters, PPO.build
+    "ppo",
+    "proximal policy optimization, clipped (Schulman et al., 2017)",
+    PPOHyperparameters,
+    PPO.build,
+    normalize_reward=True,
 )
 
 

@@ -85,7 +85,7 @@ def idle_notes(run: TrainingRun) -> list[str]:
     names, total = run.controls.idle_learning_rates(run.step + 1), run.config.total_timesteps
     if not names:
         return []
-    stretched = Controls(run.recipe.hyperparameters, run.config.algo_kwargs, total)
+    stretched = Controls.of(run.config, run.recipe.hyperparameters, horizon=total)
     stretched.overrides = run.controls.overrides
     helps = not set(names) & set(stretched.idle_learning_rates(run.step + 1))
     remedy = (

@@ -52,6 +52,7 @@ from rl_training.runtime.setup import (
     quick_kernels,
     reuse_memory,
     wandb_options,
+    with_env_defaults,
 )
 from rl_training.types import Metrics, Reports, State
 
@@ -75,8 +76,10 @@ class TrainingRun:
         """`prepare` keeps what a loop needs, before anything is written: see `keep`."""
         if config.algo != recipe.name:
             raise InputError(f"this trains {recipe.name}, but the config says algo: {config.algo}")
+        if resume is None:  # the config of a checkpoint says all
+            config = with_env_defaults(config, recipe)
         self.config, self.recipe, self.resume = config, recipe, resume
-        self.controls = Controls(recipe.hyperparameters, config.algo_kwargs, config.horizon)
+        self.controls = Controls.of(config, recipe.hyperparameters)
         self.step, self.evaluations, self.best_eval = 0, 0, -math.inf
         self.metrics: Metrics = {}
         self.means = RunningMeans()

@@ -127,7 +127,8 @@ def reference() -> str:
         "### time_limit",
         _options_table(TimeLimitOptions.model_fields),
         "## algo_kwargs",
-        "Scalars take a number or a [schedule](schedules.md); settings are fixed for the run.",
+        "Scalars take a number or a [schedule](schedules.md); settings are fixed for the run. With "
+        "`wrappers.atari`, some defaults are those published for Atari.",
     ]
     for algo, entry in ALGORITHMS.items():
         recipe = entry.recipe
@@ -155,13 +156,14 @@ def _default(info: Any) -> str:
 
 def _hyperparameter_table(hyperparameters: type) -> str:
     rows = ["| hyperparameter | | type | default | bounds | meaning |", "|---|---|---|---|---|---|"]
+    on_atari = fields_of(hyperparameters, atari=True)
     for field in fields_of(hyperparameters).values():
         kind = "scalar" if field.is_scalar else "setting"
         cells = (
             f"`{field.name}`",
             kind,
             _cell(type_name(field.hint)),
-            f"`{default_text(field)}`",
+            f"`{default_text(field)}`{_atari_text(field, on_atari[field.name])}",
             field.bounds,
             _cell(field.help),
         )
@@ -175,6 +177,11 @@ def default_text(field: Field) -> str:
     if not field.schedule:
         return str(default)
     return "{" + ", ".join(f"{key}: {value}" for key, value in default.items()) + "}"
+
+
+def _atari_text(field: Field, on_atari: Field) -> str:
+    """What follows a default that is another one with Atari preprocessing."""
+    return "" if field.default == on_atari.default else f" (Atari: `{default_text(on_atari)}`)"
 
 
 def _cell(text: str) -> str:

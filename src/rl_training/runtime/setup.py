@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -15,7 +16,7 @@ import torch
 import yaml
 
 from rl_training.algorithms.base import Algorithm
-from rl_training.config import InputError, TrainConfig, shown
+from rl_training.config import EnvOptions, InputError, TrainConfig, shown
 from rl_training.envs.factory import usable_cores
 from rl_training.models.networks import is_image
 from rl_training.runtime.checkpoints import Checkpoint
@@ -38,9 +39,19 @@ class Recipe:
     box_actions: BoxActions = "clip"
     multi_task: bool = False  # whether it takes several environments: `build` gets a list of spaces, see multi_task.py
     two_players: bool = False  # whether it knows that what follows a move is the other player's: see Spaces.num_players
+    normalize_reward: bool = False  # whether rewards are normalised where the config does not say; not on Atari
     raw_steps: bool = False  # whether steps are kept as they come and normalised when drawn: see EnvRunner
     actions: str = "Discrete, MultiDiscrete, MultiBinary, Box"
     observations: str = "Box (vectors, images), Discrete, MultiDiscrete, MultiBinary, Dict, Tuple"
+
+
+def with_env_defaults(config: TrainConfig, recipe: Recipe) -> TrainConfig:
+    """The config with what the algorithm prefers of its environments spelt out, where it says nothing of it."""
+    wrappers = EnvOptions.of(config.env_kwargs).wrappers
+    if not recipe.normalize_reward or wrappers.atari or wrappers.normalize_reward is not None:
+        return config
+    spelt_out = wrappers.model_copy(update={"normalize_reward": True}).model_dump(exclude_unset=True)
+    return dataclasses.replace(config, env_kwargs={**config.env_kwargs, "wrappers": spelt_out})
 
 
 def build_algorithm(

@@ -169,7 +169,7 @@ def _restore(checkpoint: Checkpoint, config: TrainConfig) -> Restored:
         for each, layout, normalizer in zip(saved, layouts, normalizers, strict=True):
             _check_spaces(each, layout, normalizer, recipe.box_actions)
     spaces = [each.model for each in saved]
-    controls = Controls(recipe.hyperparameters, config.algo_kwargs, config.horizon)
+    controls = Controls.of(config, recipe.hyperparameters)
     if "controls" in checkpoint.state:  # older checkpoints have none
         restore_part(checkpoint, "controls", controls)
     hp = controls.at(checkpoint.step)
