@@ -32,14 +32,14 @@ EPISODES = 30
 SB3 = {"a2c": "A2C", "dqn": "DQN", "ppo": "PPO", "sac": "SAC"}
 ON_POLICY, PLANNERS = ("ppo", "a2c"), ("muzero", "gumbel_muzero", "efficientzero", "scalezero")
 STEPS: dict[str, dict[tuple[str, ...], int]] = {  # env steps of each task, by algorithm
-    "CartPole-v1": {(*ON_POLICY, "dqn"): 50_000, PLANNERS: 20_000},
-    "Acrobot-v1": {(*ON_POLICY, "dqn"): 100_000, PLANNERS: 20_000},
+    "CartPole-v1": {(*ON_POLICY, "dqn"): 50_000, PLANNERS: 10_000},
+    "Acrobot-v1": {(*ON_POLICY, "dqn"): 100_000, PLANNERS: 10_000},
     "MountainCar-v0": {(*ON_POLICY, "dqn"): 100_000},
     "LunarLander-v3": {(*ON_POLICY, "dqn"): 100_000},
-    "Pendulum-v1": {ON_POLICY: 100_000, ("sac",): 10_000, PLANNERS[:3]: 20_000},
-    "MountainCarContinuous-v0": {ON_POLICY: 50_000, ("sac",): 10_000},
-    "InvertedPendulum-v5": {ON_POLICY: 50_000, ("sac",): 10_000},
-    "Hopper-v5": {ON_POLICY: 100_000, ("sac",): 20_000},
+    "Pendulum-v1": {ON_POLICY: 100_000, ("sac",): 5_000, PLANNERS[:3]: 10_000},
+    "MountainCarContinuous-v0": {ON_POLICY: 50_000, ("sac",): 5_000},
+    "InvertedPendulum-v5": {ON_POLICY: 50_000, ("sac",): 5_000},
+    "Hopper-v5": {ON_POLICY: 100_000, ("sac",): 10_000},
 }
 OURS = """
 import json, sys, time

@@ -52,7 +52,7 @@ def run_dir(tmp_path_factory):
 
 def test_train_ends_with_the_evaluation_and_the_next_commands(run_dir):
     folder, text = run_dir
-    for words in ("evaluation", "eval --checkpoint", "resume --checkpoint", "tensorboard --logdir"):
+    for words in ("evaluation", f"eval {folder}", f"resume {folder}", "tensorboard --logdir"):
         assert words in text
     saved = yaml.safe_load((folder / "config.yaml").read_text())
     assert (saved["seed"], saved["num_envs"], saved["total_timesteps"]) == (5, 2, 512)

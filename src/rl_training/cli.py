@@ -30,7 +30,7 @@ class Verbs(TyperGroup):
             result = getattr(error, "result", None)
             if result is None:
                 _exit("interrupted; nothing was saved since the last checkpoint", 130)
-            _exit(f"{error}\nresume with: {_command('resume', '--checkpoint', result.run_dir)}", 130)
+            _exit(f"{error}\nresume with: {_command('resume', result.run_dir)}", 130)
         except (ValueError, ArithmeticError, RuntimeError) as error:
             from rl_training.config import InputError
             from rl_training.runtime.metrics import TrainingDiverged
@@ -392,8 +392,8 @@ def _summarize(result: TrainResult, output_dir: Path) -> None:
             "checkpoint": str(result.checkpoint_path),
         },
         {
-            "evaluate": _command("eval", "--checkpoint", result.run_dir, "--num-episodes", 100),
-            "resume": _command("resume", "--checkpoint", result.run_dir, "--total-timesteps", total, *extend),
+            "evaluate": _command("eval", result.run_dir, "--num-episodes", 100),
+            "resume": _command("resume", result.run_dir, "--total-timesteps", total, *extend),
             "curves": f"{_program('tensorboard')} --logdir {shlex.quote(str(output_dir))}",
         },
     )
