@@ -81,4 +81,4 @@ def test_so_does_the_command_printed_on_ctrl_c(tmp_path, monkeypatch):
 
     monkeypatch.setattr("rl_training.runtime.workflows.train", interrupt)
     message = cli("train", CARTPOLE, code=130, cwd=tmp_path)
-    assert f"resume --checkpoint {result.run_dir} --allow-import" in message
+    assert f"resume {result.run_dir} --allow-import" in message
