@@ -27,7 +27,7 @@ config = TrainConfig(
     total_timesteps=args.total_timesteps,
     output_dir=args.output_dir,
     num_envs=8,
-    env_kwargs={"wrappers": {"normalize_reward": False}},
+    env_kwargs={"wrappers": {"normalize_observation": False, "normalize_reward": False}},
     algo_kwargs={"gae_lambda": 1.0, "learning_rate": {"kind": "linear", "start": 7e-4, "end": 0.0}},
 )
 result = train(config, callbacks=[report], progress="silent")

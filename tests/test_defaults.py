@@ -47,18 +47,18 @@ def test_the_exploration_of_atari_takes_its_own_share_of_training():
 @pytest.mark.parametrize(
     ("algo", "wrappers", "expected"),
     [
-        ("ppo", {}, True),
-        ("a2c", {"normalize_observation": True}, True),
-        ("ppo", {"normalize_reward": False}, False),
-        ("ppo", {"atari": True, "frame_stack": 4}, None),
-        ("dqn", {}, None),
+        ("ppo", {}, {"normalize_reward": True}),
+        ("a2c", {"time_limit": 9}, {"normalize_observation": True, "normalize_reward": True}),
+        ("a2c", {"normalize_observation": False}, {"normalize_reward": True}),
+        ("ppo", {"normalize_reward": False}, {}),
+        ("ppo", {"atari": True, "frame_stack": 4}, {}),
+        ("dqn", {}, {}),
     ],
 )
-def test_rewards_are_normalised_where_nothing_else_is_said(algo, wrappers, expected):
+def test_what_an_algorithm_prefers_is_normalised_where_nothing_else_is_said(algo, wrappers, expected):
     config = TrainConfig(algo, "CartPole-v1", 100, env_kwargs={"wrappers": wrappers, "length": 3})
     full = with_env_defaults(config, ALGORITHMS[algo].recipe).env_kwargs
-    assert full["wrappers"].get("normalize_reward") is expected
-    assert {**full["wrappers"], "normalize_reward": None} == {**wrappers, "normalize_reward": None}
+    assert full["wrappers"] == wrappers | expected
     assert full["length"] == 3
 
 

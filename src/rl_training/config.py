@@ -95,7 +95,9 @@ class Wrappers(Options):
     frame_stack: Int | None = Field(
         None, ge=1, le=1_024, description="stack this many observations along a new first axis"
     )
-    normalize_observation: StrictBool = Field(False, description="normalize by running mean and variance, clip to ±10")
+    normalize_observation: StrictBool | None = Field(
+        None, description="normalize by running mean and variance, clip to ±10; default: for a2c, not on Atari"
+    )
     normalize_reward: StrictBool | None = Field(
         None,
         description="divide rewards by the running deviation of the return; default: for ppo and a2c, not on Atari",

@@ -100,7 +100,7 @@ def make_tasks(config: TrainConfig, *, seeds: Sequence[int], box_actions: BoxAct
 def make_normalizer(env_kwargs: Mapping[str, Any], space: gym.Space, num_envs: int) -> Normalizer | None:
     """The normaliser that the wrappers ask for; None where they ask for none."""
     wrappers = split_env_kwargs(env_kwargs)[0].wrappers
-    observation, reward = wrappers.normalize_observation, bool(wrappers.normalize_reward)
+    observation, reward = bool(wrappers.normalize_observation), bool(wrappers.normalize_reward)
     return Normalizer(space, num_envs, observation=observation, reward=reward) if observation or reward else None
 
 

@@ -17,7 +17,7 @@ A2C_RECIPE = Recipe(
     "advantage actor-critic, n-step, synchronous (Mnih et al., 2016)",
     A2CHyperparameters,
     A2C.build,
-    normalize_reward=True,
+    normalizes=("normalize_observation", "normalize_reward"),  # one gradient step per rollout: scales matter more
 )
 
 

@@ -154,5 +154,5 @@ def _check_normalizing(task: Task) -> None:
     """Evaluation normalises as training does, by its statistics: to ask for something else would do nothing."""
     here, there = (split_env_kwargs(kwargs)[0].wrappers for kwargs in (task.env_kwargs, task.eval_env_kwargs))
     for name in ("normalize_observation", "normalize_reward"):
-        if name in there.model_fields_set and getattr(here, name) != getattr(there, name):
+        if name in there.model_fields_set and bool(getattr(here, name)) != bool(getattr(there, name)):
             raise InputError(f"eval_env_kwargs.wrappers.{name}: evaluation normalises as training does, leave it out")

@@ -17,7 +17,7 @@ PPO_RECIPE = Recipe(
     "proximal policy optimization, clipped (Schulman et al., 2017)",
     PPOHyperparameters,
     PPO.build,
-    normalize_reward=True,
+    normalizes=("normalize_reward",),
 )
 
 

@@ -39,7 +39,7 @@ class Recipe:
     box_actions: BoxActions = "clip"
     multi_task: bool = False  # whether it takes several environments: `build` gets a list of spaces, see multi_task.py
     two_players: bool = False  # whether it knows that what follows a move is the other player's: see Spaces.num_players
-    normalize_reward: bool = False  # whether rewards are normalised where the config does not say; not on Atari
+    normalizes: tuple[str, ...] = ()  # wrappers that are on where the config does not say; never on Atari
     raw_steps: bool = False  # whether steps are kept as they come and normalised when drawn: see EnvRunner
     actions: str = "Discrete, MultiDiscrete, MultiBinary, Box"
     observations: str = "Box (vectors, images), Discrete, MultiDiscrete, MultiBinary, Dict, Tuple"
@@ -48,9 +48,10 @@ class Recipe:
 def with_env_defaults(config: TrainConfig, recipe: Recipe) -> TrainConfig:
     """The config with what the algorithm prefers of its environments spelt out, where it says nothing of it."""
     wrappers = EnvOptions.of(config.env_kwargs).wrappers
-    if not recipe.normalize_reward or wrappers.atari or wrappers.normalize_reward is not None:
+    preferred = {name: True for name in recipe.normalizes if getattr(wrappers, name) is None}
+    if wrappers.atari or not preferred:
         return config
-    spelt_out = wrappers.model_copy(update={"normalize_reward": True}).model_dump(exclude_unset=True)
+    spelt_out = wrappers.model_copy(update=preferred).model_dump(exclude_unset=True)
     return dataclasses.replace(config, env_kwargs={**config.env_kwargs, "wrappers": spelt_out})
 
 
