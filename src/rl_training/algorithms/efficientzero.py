@@ -36,7 +36,6 @@ class EfficientZeroHyperparameters(MuZeroHyperparameters):
     )
     priority_exponent: float = scalar(0.6, "PER alpha; 0: uniform sampling", high=1.0)
     beta: float = scalar(0.4, "PER beta (importance sampling); 1: unbiased", high=1.0, schedule=annealing)
-    unroll_coef: float = scalar(5.0, "loss coefficient of all unrolled steps together; the first step's is 1")
     consistency_coef: float = scalar(2.0, "consistency loss coefficient (predicted latent states against encoded ones)")
 
 

@@ -61,7 +61,9 @@ class PlanningHyperparameters(ReplayHyperparameters):
     max_grad_norm: float | None = scalar(5.0, "gradient clipping norm; None: no clipping")
     gamma: float = scalar(0.997, "discount factor", high=1.0)
     tau: float = scalar(1.0, "soft update (Polyak) coefficient of the target network; 1: copy the weights", high=1.0)
-    utd_ratio: float = scalar(0.25, "update-to-data ratio: gradient steps per env step, counted over all environments")
+    utd_ratio: float = scalar(
+        1.0, "update-to-data ratio: gradient steps per env step, counted over all environments", atari=0.25
+    )
     target_update_interval: int = scalar(400, "env steps between target network updates", low=1)
     num_simulations: int = scalar(50, "MCTS simulations per search", low=1)
     n_step: int = scalar(10, "n-step value targets: rewards summed before bootstrapping", low=1)
@@ -73,7 +75,7 @@ class PlanningHyperparameters(ReplayHyperparameters):
     policy_coef: float = scalar(1.0, "policy loss coefficient")
     value_coef: float = scalar(1.0, "value loss coefficient")
     reward_coef: float = scalar(1.0, "reward loss coefficient")
-    unroll_coef: float = scalar(1.0, "loss coefficient of all unrolled steps together; the first step's is 1")
+    unroll_coef: float = scalar(5.0, "loss coefficient of all unrolled steps together; the first step's is 1")
     hidden_gradient_scale: float = scalar(
         0.5, "factor on the gradient of the latent state at each unrolled step (MuZero: 0.5)", high=1.0
     )
