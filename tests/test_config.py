@@ -207,7 +207,7 @@ def test_more_lines_are_named(write):
     points = "  ent_coef:\n    kind: piecewise\n    points:\n      - [0, 0.1]\n      - [nope, 0.2]\n"
     assert any("line 11: algo_kwargs.ent_coef.points.1" in p for p in problems(write(GOOD + points)))
     assert "num_steps: should be a number, got True" in problems(write(GOOD + "  num_steps: true\n"))[0]
-    assert "'cuda:99' is not there" in problems(write(GOOD + "device: cuda:99\n"))[0]
+    assert "'cuda:99' is not available" in problems(write(GOOD + "device: cuda:99\n"))[0]
 
 
 def test_an_override_leaves_its_neighbours_and_stands_on_no_line(write):

@@ -67,7 +67,7 @@ app = typer.Typer(
 config_app = typer.Typer(help="Check, show and describe configs.", no_args_is_help=True)
 app.add_typer(config_app, name="config")
 
-ConfigArgument = Annotated[Path | None, typer.Argument(metavar="[CONFIG]", help="YAML config.", show_default=False)]
+ConfigArgument = Annotated[Path | None, typer.Argument(metavar="CONFIG", help="YAML config.", show_default=False)]
 ConfigOption = Annotated[Path | None, typer.Option("--config", "-c", help="YAML config.", show_default=False)]
 SetOption = Annotated[
     list[str] | None, typer.Option("--set", help="Override a key: --set algo_kwargs.clip_coef=0.1", show_default=False)
@@ -78,7 +78,7 @@ AllowImport = Annotated[
 RunArgument = Annotated[
     Path | None,
     typer.Argument(
-        metavar="[RUN]",
+        metavar="RUN",
         help="A run folder (its newest checkpoint), a checkpoint, or latest: the newest run in --output-dir or runs/.",
         show_default=False,
     ),

@@ -61,7 +61,9 @@ def _read_text(path: Path) -> str:
     except FileNotFoundError:
         raise ConfigError([Problem((), f"{path}: there is no such file{_nearest_file(path)}")]) from None
     except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a path with a null byte
-        raise ConfigError([Problem((), f"{path}: cannot be read: {error}")]) from None
+        raise ConfigError(
+            [Problem((), f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}")]
+        ) from None
 
 
 def build_config(

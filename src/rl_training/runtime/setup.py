@@ -98,9 +98,9 @@ def device_problem(name: str) -> str | None:
         return f"should be auto, cpu, cuda, cuda:<index> or mps, got {shown(name)}"
     there = torch.cuda.device_count()
     if name.startswith("cuda") and int(name.partition(":")[2] or 0) >= there:
-        return f"{name!r} is not there: torch sees {there} CUDA devices; use auto"
+        return f"{name!r} is not available: torch sees {there} CUDA devices; use auto"
     if name == "mps" and not torch.backends.mps.is_available():
-        return "'mps' is not there: it takes a Mac with Apple's GPU; use auto"
+        return "'mps' is not available: it takes a Mac with Apple's GPU; use auto"
     return None
 
 
