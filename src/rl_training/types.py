@@ -30,7 +30,7 @@ class Decision(NamedTuple):
     """What `act` returns."""
 
     action: Array  # [N, ...] in model space; EnvRunner maps it to the environment's own
-    memory: Memory | None  # handed back at the next step, zero where an episode begins; None for memoryless policies
+    memory: Memory | None  # handed back at the next step, zero where an episode begins; {} for memoryless policies
     extras: dict[str, Array]  # stored with the step: logprob, value | policy, root_value | ...
 
 

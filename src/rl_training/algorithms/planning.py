@@ -136,11 +136,11 @@ class PlanningAlgorithm(ReplayAlgorithm):
         """
 
     def exploration(self) -> dict[str, float]:
-        """What `plan` takes beside these to explore, as it is in force now: 0 would be none."""
+        """Further arguments of `plan` that set exploration noise; 0 switches each of them off."""
         return {}
 
     def numbers_in_play(self) -> dict[str, Any]:
-        """What `plan` takes where experience is made, or made as good as new."""
+        """Arguments of `plan` in training: for acting and for reanalysis."""
         hp = self.hp
         return {"temperature": hp.temperature, "num_simulations": hp.num_simulations, **self.exploration()}
 
@@ -155,7 +155,7 @@ class PlanningAlgorithm(ReplayAlgorithm):
         return (-1.0, 1.0) if self.spaces.num_players == 2 else (math.inf, -math.inf)
 
     def numbers_in_evaluation(self) -> dict[str, Any]:
-        """What `plan` takes in their place where nothing is explored."""
+        """Arguments of `plan` in evaluation: no exploration noise."""
         hp = self.hp
         simulations = hp.num_simulations if hp.eval_num_simulations is None else hp.eval_num_simulations
         quiet = dict.fromkeys(self.exploration(), 0.0)

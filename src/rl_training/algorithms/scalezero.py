@@ -144,7 +144,7 @@ class TaskPlayer(MuZero):
         if self.remembers == 0:
             return super().act(obs, memory, explore=explore, rng=rng)
         history = to_history(memory) if memory else empty_history(obs, self.remembers)
-        check_history(history, obs)
+        check_history(history, obs, self.remembers)
         numbers = self.numbers_in_play() if explore else self.numbers_in_evaluation()
         plan = self.plan(obs, rng=rng, history=history, **numbers)
         memory = to_memory(extended_history(history, obs, plan.action))

@@ -8,6 +8,7 @@ import numpy as np
 
 from rl_training.config import InputError
 from rl_training.data.batch import tree_map
+from rl_training.data.state_check import compare_state
 from rl_training.types import Array, History, Memory, Observation
 
 PART = "obs."  # how the memory names the entries of a Dict observation
@@ -45,7 +46,10 @@ def to_history(memory: Memory) -> History:
     return {"obs": parts or memory["obs"], "action": memory["action"], "length": memory["length"]}
 
 
-def check_history(history: History, obs: Observation) -> None:
+def check_history(history: History, obs: Observation, count: int) -> None:
+    """An error where the history is not one of `count` steps before these observations."""
+    expected = empty_history(tree_map(lambda x: x[:0], obs), count)  # no rows: shapes and dtypes are all that matters
+    compare_state(expected, tree_map(lambda x: x[:0], history), "memory")
     remembered, seen = len(history["length"]), num_rows(obs)
     if remembered != seen:
         raise InputError(

@@ -86,9 +86,16 @@ class SyncEnvs(Envs):
 
     def reset(self) -> Observation:
         self.obs = self._buffers[0][0]
-        for index, env in enumerate(self.envs):
-            self.layout.write(self.obs, index, env.reset()[0])
+        for index in range(self.num_envs):
+            self._reset_one(index, self._write_to(self.obs))
         return self.obs
+
+    def _reset_one(self, index: int, write: Callable[[int, Any], None]) -> None:
+        obs, _ = self.envs[index].reset()  # an error in here names the environment
+        try:
+            write(index, obs)
+        except Exception as error:
+            raise raised(f"environment {self.env_id!r}, number {index}", "reset()", error) from error
 
     def step(self, action: Array) -> EnvStep:
         self._buffers.reverse()
@@ -113,7 +120,7 @@ class SyncEnvs(Envs):
         if ended:
             next_obs, episode_over = copied(obs), first.copy()
             for index, over in ended:
-                write(index, self.envs[index].reset()[0])
+                self._reset_one(index, write)
                 episode_over[index] = over
         self.obs = obs
         return EnvStep(obs, reward, terminated, truncated, next_obs, first, episode_over, None)

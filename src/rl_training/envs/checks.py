@@ -37,8 +37,8 @@ class RemoteError(Exception):
 
 def raised(where: str, call: str, error: Exception) -> EnvironmentFault:
     """The fault of an environment in whose `call` an error was raised; to be raised from it."""
-    gives = RESET_GIVES if call == "reset()" else STEP_GIVES
-    hint = f"; {gives}" if isinstance(error, ValueError) and "to unpack" in str(error) else ""
+    gives = {"reset()": RESET_GIVES, "step()": STEP_GIVES}.get(call)
+    hint = f"; {gives}" if gives and isinstance(error, ValueError) and "to unpack" in str(error) else ""
     fault = EnvironmentFault(f"{where}: {call} raised {type(error).__name__}: {error}{hint}")
     fault.trace = "".join(traceback.format_exception(error))
     return fault
@@ -70,7 +70,10 @@ def observation_problem(space: gym.Space, obs: Any, key: str = "") -> str | None
     name = f"observation {key!r}" if key else "the observation"
     if isinstance(space, spaces.Dict | spaces.Tuple):
         return _structure_problem(space, obs, key, name)
-    value = np.asarray(obs)
+    try:
+        value = np.asarray(obs)
+    except ValueError:  # rows of different lengths
+        return f"{name} should be an array of shape {space.shape or ()}, got {described(obs)}"
     if value.shape != (space.shape or ()):
         return f"{name} should have shape {space.shape or ()}, as its space has, got {described(obs)}"
     whole, floats = value.dtype.kind in WHOLE, value.dtype.kind == "f"
@@ -89,7 +92,7 @@ def _structure_problem(space: spaces.Dict | spaces.Tuple, obs: Any, key: str, na
         if not isinstance(obs, Mapping):
             return f"{name} should be a dict, as its space is, got {described(obs)}"
         if set(obs) != set(space.spaces):
-            return f"{name} should have the keys {sorted(space.spaces)}, as its space has, got {sorted(obs)}"
+            return f"{name} should have the keys {sorted(space.spaces)}, as its space has, got {sorted(map(str, obs))}"
         parts: Any = space.spaces.items()
     else:
         if not isinstance(obs, tuple | list) or len(obs) != len(space.spaces):

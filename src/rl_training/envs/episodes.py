@@ -56,6 +56,8 @@ class Episodes(gym.Wrapper):
         self._copies = not isinstance(env.action_space, gym.spaces.Discrete)  # arrays may be reused by the caller
         self.actions: list[Any] | None = []  # since the reset; None: too many to keep
         self._unchecked, self._unchecked_resets = CHECKED_STEPS, CHECKED_RESETS
+        space = env.observation_space
+        self._shape = space.shape if isinstance(space, gym.spaces.Box) else None  # checked at every step: it is cheap
 
     @property
     def num_players(self) -> int:
@@ -78,8 +80,8 @@ class Episodes(gym.Wrapper):
         except Exception as error:
             raise raised(self._where(), "reset()", error) from error
         problem = reset_problem(result)
-        if self._unchecked_resets and problem is None:
-            self._unchecked_resets -= 1
+        if problem is None and (self._unchecked_resets or self._other_shape(result[0])):
+            self._unchecked_resets = max(0, self._unchecked_resets - 1)
             problem = observation_problem(self.observation_space, result[0])
         if problem:
             raise EnvironmentFault(f"{self._where()}: {problem}")
@@ -102,7 +104,13 @@ class Episodes(gym.Wrapper):
             problem = step_problem(reward, terminated, truncated) or observation_problem(self.observation_space, obs)
             if problem:
                 raise EnvironmentFault(f"{self._where()}: {problem}")
+        elif self._other_shape(obs) and (problem := observation_problem(self.observation_space, obs)):
+            raise EnvironmentFault(f"{self._where()}: {problem}")
         return obs, reward, terminated, truncated, {}
+
+    def _other_shape(self, obs: Any) -> bool:
+        """Whether an observation may have another shape than its space: it would be broadcast where it is stored."""
+        return self._shape is not None and getattr(obs, "shape", None) != self._shape
 
     def _where(self) -> str:
         steps = f"{len(self.actions)}" if self.actions is not None else f"{MAX_ACTIONS} or later"

@@ -198,7 +198,7 @@ class EnvRunner:
         lost = self.not_restored = self.envs.load_state(state["envs"])
         self.obs = copied(state["obs"])
         self.first = np.array(state["first"], bool)
-        self.memory = {key: value.copy() for key, value in (state["memory"] or {}).items()}
+        self.memory = checked_memory({key: value.copy() for key, value in state["memory"].items()}, self.num_envs)
         self.rng.bit_generator.state = state["rng"]
         self._returns = np.array(state["returns"], np.float64)
         self._lengths = np.array(state["lengths"], np.int64)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import multiprocessing
 import os
 import signal
@@ -17,7 +18,7 @@ import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode
 from gymnasium.vector.async_vector_env import AsyncState, _async_worker
 
-from rl_training.envs.checks import EnvironmentFault, RemoteError
+from rl_training.envs.checks import EnvironmentFault, RemoteError, raised
 from rl_training.types import Array, State
 
 IGNORED = (
@@ -35,7 +36,11 @@ class Workers(AsyncVectorEnv):
         self.env_id, self.timeout, self._owner = env_id, timeout, os.getpid()
         self._episode = np.full(len(make), -1)  # [N] as far as this process knows; and the steps since its reset [N]
         self._length = np.zeros(len(make), np.int64)
-        super().__init__(make, autoreset_mode=AutoresetMode.SAME_STEP, worker=run_worker)
+        try:
+            super().__init__(make, autoreset_mode=AutoresetMode.SAME_STEP, worker=functools.partial(run_worker, env_id))
+        except BaseException:
+            kill_all(getattr(self, "processes", ()))
+            raise
         # Python ends what is left at its exit with SIGTERM, which workers ignore: this comes before that.
         Finalize(self, kill_all, args=(self.processes,), exitpriority=10)
 
@@ -72,7 +77,26 @@ class Workers(AsyncVectorEnv):
         except (EOFError, BrokenPipeError, ConnectionResetError) as error:
             self._died(error)
 
+    def _check_spaces(self) -> None:
+        """As the base class, but within `timeout`: the workers make their environments meanwhile."""
+        spaces = (self.observation_mode, self.single_observation_space, self.single_action_space)
+        try:
+            for pipe in self.parent_pipes:
+                pipe.send(("_check_spaces", spaces))
+            end = time.monotonic() + self.timeout
+            if not all(pipe.poll(max(0.0, end - time.monotonic())) for pipe in self.parent_pipes):
+                self._hung(self.timeout)
+            results, successes = zip(*(pipe.recv() for pipe in self.parent_pipes), strict=True)
+        except (EOFError, BrokenPipeError, ConnectionResetError) as error:
+            self._died(error)
+        self._raise_if_errors(successes)
+        for index, same in enumerate(results):
+            if not all(same):
+                raise EnvironmentFault(f"{self._where(index)}: it has other spaces than number 0")
+
     def _where(self, index: int) -> str:
+        if self._episode[index] < 0:
+            return f"environment {self.env_id!r}, number {index}, which is being made"
         when = f"step {self._length[index]}" if self._length[index] else "the beginning"
         return f"environment {self.env_id!r}, number {index}, at {when} of its episode {self._episode[index]}"
 
@@ -104,13 +128,16 @@ class Workers(AsyncVectorEnv):
         self._state = AsyncState.DEFAULT
         errors = sorted((self.error_queue.get() for _ in range(failed)), key=lambda error: error[0])
         for index, *_ in errors:
-            self._drop(index)
+            self._disconnect(index)  # it is closing its environment, for which `close_extras` waits
         _, _, error, trace = errors[0]
         raise error from RemoteError(getattr(error, "trace", "") or trace)
 
     def _drop(self, index: int) -> None:
         """A worker that answers no more."""
         self.processes[index].kill()
+        self._disconnect(index)
+
+    def _disconnect(self, index: int) -> None:
         pipe = self.parent_pipes[index]
         if pipe is not None:
             pipe.close()
@@ -140,14 +167,24 @@ def kill_all(processes: Sequence[Any]) -> None:
         process.join()
 
 
-def run_worker(*args: Any) -> None:
-    """A worker that ends with its parent and without a word: what there is to say, the parent says."""
+def run_worker(env_id: str, index: int, make: Callable[[], gym.Env], pipe: Any, *others: Any) -> None:
+    """A worker that ends with its parent and prints nothing: the parent reports what went wrong."""
     for name in IGNORED:
         if hasattr(signal, name):
-            signal.signal(getattr(signal, name), signal.SIG_IGN)
+            # A handler, because children of this process, such as simulators, would inherit SIG_IGN.
+            signal.signal(getattr(signal, name), lambda *_: None)
     threading.Thread(target=end_with_parent, daemon=True).start()
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
-        _async_worker(*args)
+        try:
+            env = make()
+        except Exception as error:
+            fault = raised(f"environment {env_id!r}, number {index}", "its constructor", error)
+            pipe.recv()  # the first command, which this answers
+            _, _, errors, *_ = others
+            errors.put((index, EnvironmentFault, fault, fault.trace))
+            pipe.send((None, False))
+            return
+        _async_worker(index, lambda: env, pipe, *others)
 
 
 def end_with_parent() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 
 from rl_training.algorithms.base import Algorithm
 from rl_training.envs.normalize import Normalizer
-from rl_training.envs.runner import Act
+from rl_training.envs.runner import Act, zero_rows
 from rl_training.envs.spaces import ObservationLayout
 from rl_training.types import Array, Memory, Observation
 
@@ -31,9 +31,10 @@ class Policy:
         self.rng = np.random.default_rng(seed)
         self.memory: Memory = {}
 
-    def reset(self) -> None:
-        """Forget what a recurrent policy remembers: call it where an episode begins."""
-        self.memory = {}
+    def reset(self, rows: Array | None = None) -> None:
+        """Forget what a recurrent policy remembers: call it where an episode begins. rows: of these environments only,
+        as a mask [N] or their numbers."""
+        self.memory = {} if rows is None else zero_rows(self.memory, rows)
 
     def act(self, obs: Any, *, deterministic: bool = True) -> Any:
         """The action for one observation, or actions [N, ...] for observations [N, ...]."""
