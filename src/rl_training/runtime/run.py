@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import math
-import shutil
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -47,6 +46,7 @@ from rl_training.runtime.setup import (
     pick_threads,
     quick_kernels,
     reuse_memory,
+    undone_on_error,
     wandb_options,
 )
 from rl_training.types import Metrics, Reports, State, Step
@@ -85,7 +85,7 @@ class TrainingRun:
         self._on_disk: Path | None = None  # the newest checkpoint that is whole
         self._has_best = False
         self._entered = False
-        with self._undone_on_error():
+        with undone_on_error(self):
             self._build()
             self.callbacks = [*build_callbacks(config.callbacks), *callbacks]
             prepare(self)
@@ -104,22 +104,6 @@ class TrainingRun:
             except OSError as error:
                 raise InputError(f"run folder {self.dir} cannot be written: {error.strerror or error}") from error
         self.interrupts = Interrupts(self._interrupt)
-
-    @contextlib.contextmanager
-    def _undone_on_error(self) -> Iterator[None]:
-        """A run that cannot be made leaves nothing behind: no folder, no process, no changed generator."""
-        threads, generators = torch.get_num_threads(), global_state()
-        try:
-            yield
-        except BaseException:
-            with contextlib.ExitStack() as undo:
-                undo.callback(set_global_state, generators)
-                undo.callback(torch.set_num_threads, threads)
-                if "dir" in vars(self):
-                    undo.callback(shutil.rmtree, self.dir, ignore_errors=True)
-                if "tasks" in vars(self):
-                    undo.callback(self.tasks.close)
-            raise
 
     def _build(self) -> None:
         config, recipe = self.config, self.recipe
@@ -238,6 +222,10 @@ class TrainingRun:
             if runner.normalizer is not None and hasattr(hp, "gamma"):
                 runner.normalizer.gamma = hp.gamma
 
+    def _take_writes(self) -> None:
+        if self.algorithm.hp is not self._in_force:
+            self.advance(0)
+
     def record(self, metrics: Reports) -> None:
         """End one iteration: log it and, when they are due, evaluate, call back and save."""
         self._check(self.means.add(metrics))
@@ -249,8 +237,7 @@ class TrainingRun:
             self.evaluate()
         for callback in self.callbacks:
             callback(self)
-        if self.algorithm.hp is not self._in_force:
-            self.advance(0)
+        self._take_writes()
         if crossed(self.config.checkpoint_interval, before, self.step):
             self.save(wait=False)
 
@@ -317,7 +304,10 @@ class TrainingRun:
 
         def written() -> None:
             self._on_disk = path
-            prune_checkpoints(folder, self.config.keep_checkpoints)
+            try:
+                prune_checkpoints(folder, self.config.keep_checkpoints)
+            except OSError as error:
+                raise self.failure(f"old checkpoints in {folder} cannot be removed: {error}") from error
 
         if self._on_disk != path:
             self._check(self.means.read())  # a checkpoint is a good one, and may take the place of the last that was
@@ -327,8 +317,8 @@ class TrainingRun:
     def _write(
         self, path: Path, *, wait: bool, left_out: Collection[str] = (), then: Callable[[], None] = lambda: None
     ) -> None:
+        self._take_writes()
         config, info = config_to_dict(self.config, self.controls), self._info()
-        self.controls.take_writes(self.algorithm, self._in_force)
 
         def write(state: dict[str, State]) -> None:
             try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -20,7 +21,7 @@ from rl_training.envs.factory import usable_cores
 from rl_training.models.networks import is_image
 from rl_training.runtime.checkpoints import Checkpoint
 from rl_training.runtime.controls import Controls
-from rl_training.runtime.randomness import generator, seed_of
+from rl_training.runtime.randomness import generator, global_state, seed_of, set_global_state
 from rl_training.types import BoxActions, Spaces
 
 LONGEST_NAME = 80  # characters for the environments in the name of a run's folder
@@ -61,6 +62,23 @@ def one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(threads)
+
+
+@contextlib.contextmanager
+def undone_on_error(run: Any) -> Iterator[None]:
+    """A run that cannot be made leaves nothing behind: no folder, no environments, no changed generator."""
+    threads, generators = torch.get_num_threads(), global_state()
+    try:
+        yield
+    except BaseException:
+        with contextlib.ExitStack() as undo:
+            undo.callback(set_global_state, generators)
+            undo.callback(torch.set_num_threads, threads)
+            if "dir" in vars(run):
+                undo.callback(shutil.rmtree, run.dir, ignore_errors=True)
+            if "tasks" in vars(run):
+                undo.callback(run.tasks.close)
+        raise
 
 
 def device_problem(name: str) -> str | None:
