@@ -209,3 +209,28 @@ def test_the_error_names_file_and_entry(sound, tmp_path, only_built):
             CheckpointError, match=rf"step_48.state\.json.*algorithm\.{name} should be float32 of shape"
         ):
             use(directory)
+
+
+@pytest.mark.parametrize("change", ["missing", "shape", "scalar"])
+def test_attributes_of_a_vectorised_environment_are_checked(change, tmp_path, only_built):
+    config = TrainConfig(
+        algo="ppo",
+        env_id="CartPole-v1",
+        total_timesteps=64,
+        num_envs=2,
+        eval_episodes=1,
+        output_dir=tmp_path / "runs",
+        device="cpu",
+        env_kwargs={"backend": "vector"},
+        algo_kwargs=TINY["ppo"],
+    )
+    path = train(config, progress="silent").checkpoint_path
+    checkpoint = checkpoints.load_checkpoint(path)
+    values = checkpoint.state["runner"]["envs"]["attributes"]["values"]
+    name = next(name for name, value in values.items() if isinstance(value, np.ndarray))
+    changed = {"shape": np.zeros(7), "scalar": 3.0}
+    values.pop(name) if change == "missing" else values.update({name: changed[change]})
+    content = {"state": checkpoint.state, "config": checkpoint.config, "info": checkpoint.info}
+    checkpoints.save_checkpoint(tmp_path / "step_64", **content)
+    with pytest.raises(CheckpointError, match=rf"runner.*envs\.attributes\.values\.{name} should be an array"):
+        resume_training(tmp_path / "step_64", total_timesteps=128, progress="silent")

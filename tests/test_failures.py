@@ -75,6 +75,14 @@ def test_a_read_only_folder_is_named(tiny_config, monkeypatch):
         train(tiny_config("ppo", {"checkpoint_interval": 64}), progress="silent")
 
 
+def test_old_checkpoints_that_cannot_be_removed_are_named_and_the_new_one_is_good(tiny_config, monkeypatch):
+    fails_after(monkeypatch, checkpoints, "_discard", 0, PermissionError(errno.EACCES, "Permission denied"))
+    config = tiny_config("ppo", {"checkpoint_interval": 64, "keep_checkpoints": 1})
+    with pytest.raises(TrainingFailed, match=r"old checkpoints in .* cannot be removed: .*Permission denied") as caught:
+        train(config, progress="silent")
+    assert load_checkpoint(caught.value.checkpoint_path).step == 128
+
+
 @pytest.mark.parametrize("algo", ["ppo", "dqn"])
 def test_a_deleted_folder_costs_no_checkpoint(algo, tiny_config):
     config = tiny_config(algo, {"checkpoint_interval": 64})

@@ -201,10 +201,13 @@ def test_a_resume_sweeps_what_killed_writers_left_where_it_comes_from(what, tiny
     for path in (dead, alive):
         path.mkdir()
         (path / "algorithm.safetensors").write_bytes(b"half")
+    foreign = half.run_dir / "checkpoints" / ".editor.tmp"
+    foreign.mkdir()
     lock = temporaries.lock(alive)
     resume_training(half.run_dir if what == "a run folder" else half.checkpoint_path, progress="silent")
     assert not dead.exists()
     assert (alive / "algorithm.safetensors").exists()
+    assert foreign.exists()
     os.close(lock)
 
 

@@ -14,7 +14,7 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from rl_training.config import InputError
-from rl_training.data.state_check import compare_state
+from rl_training.data.state_check import StateMismatch, compare_state
 from rl_training.envs.checks import EnvironmentFault, raised, reset_problem
 from rl_training.envs.episodes import num_players_of
 from rl_training.envs.spaces import ObservationLayout, any_true, copied, put_rows, same_row
@@ -364,6 +364,12 @@ def plain_attributes(env: VectorEnv) -> State | None:
 
 
 def set_plain_attributes(env: VectorEnv, state: State) -> None:
+    """Continue from saved attributes; arrays must have the shapes that they have after a reset."""
+    compare_state({"values": dict, "random": dict}, state, "envs.attributes")
+    for name, fresh in vars(env.unwrapped).items():
+        saved = state["values"].get(name)
+        if isinstance(fresh, np.ndarray) and (not isinstance(saved, np.ndarray) or saved.shape != fresh.shape):
+            raise StateMismatch(f"envs.attributes.values.{name} should be an array of shape {list(fresh.shape)}")
     for name, value in state["values"].items():
         setattr(env.unwrapped, name, copy(value))
     env.unwrapped.np_random.bit_generator.state = state["random"]

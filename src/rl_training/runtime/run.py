@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import math
-import shutil
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -232,6 +231,10 @@ class TrainingRun:
             if runner.normalizer is not None and hasattr(hp, "gamma"):
                 runner.normalizer.gamma = hp.gamma
 
+    def _take_writes(self) -> None:
+        if self.algorithm.hp is not self._in_force:
+            self.advance(0)
+
     def record(self, metrics: Reports) -> None:
         """End one iteration: log it and, when they are due, evaluate, call back and save."""
         self._check(self.means.add(metrics))
@@ -243,8 +246,7 @@ class TrainingRun:
             self.evaluate()
         for callback in self.callbacks:
             callback(self)
-        if self.algorithm.hp is not self._in_force:
-            self.advance(0)
+        self._take_writes()
         if crossed(self.config.checkpoint_interval, before, self.step):
             self.save(wait=False)
 
@@ -313,7 +315,10 @@ class TrainingRun:
 
         def written() -> None:
             self._on_disk = path
-            prune_checkpoints(folder, self.config.keep_checkpoints)
+            try:
+                prune_checkpoints(folder, self.config.keep_checkpoints)
+            except OSError as error:
+                raise self.failure(f"old checkpoints in {folder} cannot be removed: {error}") from error
 
         if self._on_disk != path:
             self._check(self.means.read())  # a checkpoint is a good one, and may take the place of the last that was
@@ -323,8 +328,8 @@ class TrainingRun:
     def _write(
         self, path: Path, *, wait: bool, left_out: Collection[str] = (), then: Callable[[], None] = lambda: None
     ) -> None:
+        self._take_writes()
         config, info = config_to_dict(self.config, self.controls), self._info()
-        self.controls.take_writes(self.algorithm, self._in_force)
 
         def write(state: dict[str, State]) -> None:
             try:

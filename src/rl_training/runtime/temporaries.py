@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import time
 from pathlib import Path
@@ -11,6 +12,9 @@ try:
     import fcntl
 except ImportError:  # not a POSIX system
     fcntl = None  # type: ignore[assignment]
+
+
+HIDDEN = re.compile(r"\..+\.\d+-[0-9a-f]+\.tmp")  # what `hidden_name` makes: other programs have temporaries too
 
 
 def hidden_name(path: Path) -> Path:
@@ -49,6 +53,7 @@ def lock(directory: Path, *, wait: bool = False) -> int | None:
 def remove_abandoned(directory: Path) -> None:
     """Remove temporaries whose writer is dead."""
     for path in directory.glob(".*.tmp"):
-        if (path.is_dir() and not path.is_symlink()) and (descriptor := lock(path)) is not None:
+        ours = HIDDEN.fullmatch(path.name) and path.is_dir() and not path.is_symlink()
+        if ours and (descriptor := lock(path)) is not None:
             shutil.rmtree(path, ignore_errors=True)
             os.close(descriptor)

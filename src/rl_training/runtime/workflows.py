@@ -63,7 +63,6 @@ def resume_training(
     if extend not in ("keep", "stretch"):
         raise InputError(f"extend should be keep or stretch, got {extend!r}")
     checkpoint = open_checkpoint(path)
-    remove_abandoned(checkpoint.path.parent)
     changes: dict[str, Any] = {} if device is None else {"device": device}
     config = config_of(checkpoint, allow_import=allow_import, **changes)
     total = config.total_timesteps if total_timesteps is None else total_timesteps
@@ -80,6 +79,7 @@ def resume_training(
     )
     check_config(config)
     _check_num_envs(checkpoint, config)
+    remove_abandoned(checkpoint.path.parent)
     return ALGORITHMS[config.algo].train(config, callbacks=callbacks, resume=checkpoint, **options)
 
 
