@@ -88,7 +88,7 @@ def test_a_resume_that_learns_nothing_says_so_before_it_starts(run_dir, tmp_path
     folder, _ = run_dir
     words = ["resume", "--checkpoint", folder, "--total-timesteps", 1024, "--output-dir", tmp_path]
     lines = cli(*words, "--progress", "plain").splitlines()
-    warning = next(i for i, line in enumerate(lines) if "learning_rate is 0 from here to step 1,024" in line)
+    warning = next(i for i, line in enumerate(lines) if "learning_rate is 0 from step 513 to step 1,024" in line)
     assert "--extend stretch" in lines[warning]
     assert warning < next(i for i, line in enumerate(lines) if "1,024/1,024" in line)
     assert "learning_rate is 0" not in cli(*words, "--progress", "plain", "--extend", "stretch")

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import subprocess
+import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -50,6 +54,8 @@ class Faulty(gym.Env):
             return self._obs(NAN), {}
         if fault == "reset shape":
             return self._obs(np.zeros(2, np.float32)), {}
+        if fault == "late reset shape" and self.episode == 7:
+            return self._obs(np.zeros(1, np.float32)), {}
         if fault == "keys":
             return {"a": GOOD}, {}
         return self._obs(), {}
@@ -305,3 +311,72 @@ def test_errors_of_input_pass_as_they_are() -> None:
     envs.reset()
     with pytest.raises(InputError, match=r"^TicTacToe has no action 9"):
         envs.step(np.array([9]))
+
+
+class Fragile(gym.Env):
+    """Cannot be made by the second of its makers; starts a process, which its `close` ends in its own time."""
+
+    observation_space, action_space = spaces.Box(-1, 1, (3,), np.float32), spaces.Discrete(2)
+
+    def __init__(self, folder: str, fault: str = "") -> None:
+        self.folder, self.fault, self.t = Path(folder), fault, 0
+        name = multiprocessing.current_process().name
+        if fault == "constructor" and "Worker" in name and name.endswith("1"):
+            raise OSError("the port is taken")
+        self.child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        self.t = 0
+        return GOOD, {}
+
+    def step(self, action: Any) -> Any:
+        self.t += 1
+        if self.fault == "raises" and self.t == 3:
+            raise ZeroDivisionError("the physics blew up")
+        return GOOD, 1.0, False, False, {}
+
+    def close(self) -> None:
+        self.child.terminate()
+        self.child.wait()
+        (self.folder / str(os.getpid())).touch()
+
+
+if "FragileForTests-v0" not in gym.registry:
+    gym.register("FragileForTests-v0", Fragile)
+
+
+def fragile(tmp_path: Path, fault: str = "") -> Any:
+    kwargs = {"backend": "async", "folder": str(tmp_path), "fault": fault}
+    return make_envs("FragileForTests-v0", num_envs=2, seed=0, env_kwargs=kwargs, training=True)
+
+
+def test_an_environment_that_cannot_be_made_in_its_process_is_named(tmp_path: Path) -> None:
+    with pytest.raises(
+        EnvironmentFault, match=r"'FragileForTests-v0', number 1: its constructor raised OSError: the port"
+    ):
+        fragile(tmp_path, "constructor")
+
+
+def test_an_environment_may_close_after_an_error_and_end_its_own_processes(tmp_path: Path) -> None:
+    """It runs in a process that ignores the signals of its group; its children do not."""
+    envs = fragile(tmp_path, "raises")
+    envs.reset()
+    with pytest.raises(EnvironmentFault, match="blew up"):
+        for _ in range(5):
+            envs.step(np.zeros(2, np.int64))
+    began = {path.name for path in tmp_path.iterdir()}
+    envs.close()
+    assert len({path.name for path in tmp_path.iterdir()} | began) >= 2
+
+
+@pytest.mark.parametrize("backend", ["sync", "async"])
+def test_a_shape_that_would_be_broadcast_is_an_error_at_any_time(backend: str) -> None:
+    kwargs = {"backend": backend, "fault": "late reset shape", "at": 99}
+    envs = make_envs("FaultyForTests-v0", num_envs=2, seed=0, env_kwargs=kwargs, training=True)
+    envs.reset()
+    try:
+        with pytest.raises(EnvironmentFault, match=r"number 0, at the beginning of its episode 7: .* shape \(3,\)"):
+            for _ in range(30 * 8):
+                envs.step(np.zeros(2, np.int64))
+    finally:
+        envs.close()

@@ -290,7 +290,8 @@ def test_nobody_needs_to_watch(mode, writes):
     progress.stop()
 
 
-def test_a_character_that_a_terminal_cannot_show_is_still_an_error():
-    progress = make_progress("plain", stream=io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
-    with pytest.raises(UnicodeEncodeError):
-        progress.message("±")
+def test_a_character_that_a_terminal_cannot_show_is_replaced():
+    shown = io.BytesIO()
+    stream = io.TextIOWrapper(shown, encoding="ascii")
+    make_progress("plain", stream=stream).message("1 ± 2")
+    assert shown.getvalue() == b"1 ? 2\n"

@@ -27,7 +27,7 @@ from rl_training.runtime.randomness import STREAMS, own_global_state, seed_of
 from rl_training.runtime.setup import pick_device, quick_kernels, wandb_options
 from rl_training.types import Spaces
 from test_checkpoint_workflows import stop_at, wait_for
-from test_contract import assert_equal_state
+from test_contract import assert_equal_state, assert_same_future
 
 
 class Dicey(gym.Env):
@@ -332,7 +332,7 @@ def test_a_resumed_run_that_will_learn_nothing_names_a_remedy_that_helps(rate, e
         "step_256", resumed.checkpoint_path))  # fmt: skip
     assert all(torch.equal(before[name], after[name]) for name in before) == (remedy is not None)
     out = capsys.readouterr().out
-    assert ("WARNING: learning_rate is 0 from here to step 320" in out) == (remedy is not None)
+    assert ("WARNING: learning_rate is 0 from step 257 to step 320" in out) == (remedy is not None)
     assert remedy is None or remedy in out
 
 
@@ -439,15 +439,55 @@ def test_ctrl_c_in_a_terminal_reaches_all_processes_and_loses_nothing(tiny_confi
     assert "resume with" in errors
 
 
-def test_an_interrupt_during_the_last_evaluation_is_heeded(tiny_config, monkeypatch):
+def test_a_run_whose_last_evaluation_is_interrupted_is_finished(tiny_config, monkeypatch):
+    """There is nothing to resume."""
+
     def endless(*_, stopped, **__):
         os.kill(os.getpid(), signal.SIGINT)
         assert stopped()
 
     monkeypatch.setattr(run_module, "evaluate", endless)
+    result = train(tiny_config("a2c"), progress="silent")
+    assert result.metrics["global_step"] == 256
+    assert "eval_return_mean" not in result.metrics
+    assert json.loads((result.run_dir / "metadata.json").read_text())["status"] == "finished"
+
+
+@pytest.mark.parametrize("algo", ["a2c", "scalezero"])
+def test_an_evaluation_that_was_interrupted_is_made_up_for(algo, tiny_config, monkeypatch):
+    """The resumed run evaluates first, and its callbacks see what they would have seen."""
+    seen = []
+    config = tiny_config(algo, {"eval_interval": 64})
+    whole = train(config, callbacks=[lambda run: seen.append((run.step, run.evaluations))], progress="silent")
+    expected, evaluate, calls = list(seen), run_module.evaluate, []
+
+    def interrupted(*args, stopped, **options):
+        calls.append(1)
+        if len(calls) == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+        return evaluate(*args, stopped=stopped, **options)
+
+    seen.clear()
+    monkeypatch.setattr(run_module, "evaluate", interrupted)
     with pytest.raises(TrainingInterrupted) as caught:
-        train(tiny_config("a2c"), progress="silent")
-    assert caught.value.result.metrics["global_step"] == 256
+        train(config, callbacks=[lambda run: seen.append((run.step, run.evaluations))], progress="silent")
+    resumed = resume_training(
+        caught.value.result.checkpoint_path,
+        callbacks=[lambda run: seen.append((run.step, run.evaluations))],
+        progress="silent",
+    )
+    assert seen == expected
+    assert_same_future(whole.checkpoint_path, resumed.checkpoint_path)
+
+
+def test_best_of_a_resumed_run_is_the_best_of_its_own(tiny_config, scores, tmp_path):
+    scores += [450.0, 20.0, 170.0, 80.0]
+    first = train(tiny_config("a2c", {"total_timesteps": 128}), progress="silent")
+    resumed = resume_training(first.run_dir, total_timesteps=512, output_dir=tmp_path / "r", progress="silent")
+    assert resumed.metrics["eval_return_mean"] == 20.0
+    scores[:] = [170.0]
+    again = resume_training(resumed.run_dir, total_timesteps=1024, output_dir=tmp_path / "s", progress="silent")
+    assert load_checkpoint(again.run_dir / "checkpoints" / "best").step == 1024
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from rl_training.config import ConfigError, TrainConfig
+    from rl_training.config import ConfigError, InputError, TrainConfig
     from rl_training.runtime.checkpoints import CheckpointError
     from rl_training.runtime.controls import (
         resolve_clip_coefficient,
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "ConfigError": "config",
+    "InputError": "config",
     "TrainConfig": "config",
     "CheckpointError": "runtime.checkpoints",
     "resolve_clip_coefficient": "runtime.controls",
@@ -54,6 +55,7 @@ __all__ = [
     "ALGORITHMS",
     "CheckpointError",
     "ConfigError",
+    "InputError",
     "Policy",
     "TrainConfig",
     "TrainResult",

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, get_origin
 import typer
 from typer.core import TyperGroup
 
+from rl_training.runtime.output import leave_lost_output, prepare_output
+
 if TYPE_CHECKING:
     from rl_training.config import TrainConfig
     from rl_training.runtime.controls import Controls
@@ -387,7 +389,7 @@ def _summarize(result: TrainResult, output_dir: Path) -> None:
     summary(
         f"Trained {int(metrics['global_step']):,} steps.",
         {
-            "evaluation": describe_evaluation(metrics),
+            "evaluation": describe_evaluation(metrics) if "eval_return_mean" in metrics else None,
             "run folder": str(result.run_dir),
             "checkpoint": str(result.checkpoint_path),
         },
@@ -429,21 +431,14 @@ def _program(name: str) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command, by default that of this process; returns its exit code."""
+    prepare_output()
     try:
         app(args=None if argv is None else [str(word) for word in argv])
     except SystemExit as done:
         return done.code if isinstance(done.code, int) else int(done.code is not None)
     finally:
-        _leave_lost_output()
+        leave_lost_output()
     return 0
-
-
-def _leave_lost_output() -> None:
-    """What a terminal that is gone did not take is dropped, or Python would fail to write it at its end."""
-    try:
-        sys.stdout.flush()
-    except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

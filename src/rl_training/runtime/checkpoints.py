@@ -157,6 +157,8 @@ def _newest_first(path: Path) -> list[Path]:
     found: list[Path] = []
     for _ in range(10):  # a listing may miss both the checkpoint that a run has just let go and the one that followed
         found = found or [directory / step_dir_name(step) for step in reversed(_saved_steps(directory))]
+    if not found and (_existing(directory / "best") / MANIFEST).exists():
+        return [directory / "best"]  # of a run that was killed before its first other one
     if not found and (STEP_NAME.fullmatch(path.name) or path.name == "best"):
         raise CheckpointError(f"{path} has no {MANIFEST}: it is damaged or not a checkpoint; use another one")
     if not found:

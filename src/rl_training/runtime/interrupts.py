@@ -25,10 +25,10 @@ class Interrupts:
 
     def install(self) -> None:
         if threading.current_thread() is threading.main_thread():  # elsewhere Python allows no handlers
-            numbers = [signal.SIGINT, signal.SIGTERM]
-            if HANG_UP is not None and signal.getsignal(HANG_UP) is not signal.SIG_IGN:
-                numbers.append(HANG_UP)
-            self.previous = {number: signal.signal(number, self._handle) for number in numbers}
+            numbers = [number for number in (signal.SIGINT, signal.SIGTERM, HANG_UP) if number is not None]
+            # One that is ignored stays so: nohup ignores SIGHUP, a shell SIGINT for what it runs in the background.
+            heeded = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
+            self.previous = {number: signal.signal(number, self._handle) for number in heeded}
 
     def remove(self) -> None:
         for number, handler in self.previous.items():

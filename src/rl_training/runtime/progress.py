@@ -50,7 +50,11 @@ class LastingStream:
         self._stream, self._lost = stream, False
 
     def write(self, text: str) -> int:
-        self._try(lambda: self._stream.write(text))
+        try:
+            self._try(lambda: self._stream.write(text))
+        except UnicodeEncodeError as error:
+            known = text.encode(error.encoding, "replace").decode(error.encoding)
+            self._try(lambda: self._stream.write(known))
         return len(text)
 
     def flush(self) -> None:

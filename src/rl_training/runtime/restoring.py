@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+from bisect import bisect
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from rl_training.config import InputError
@@ -82,20 +84,38 @@ def run_facts(run: TrainingRun) -> dict[str, Any]:
 
 def idle_notes(run: TrainingRun) -> list[str]:
     """A warning where nothing would be learned, because a learning rate has come to its end."""
-    names, total = run.controls.idle_learning_rates(run.step + 1), run.config.total_timesteps
+    total = run.config.total_timesteps
+    late = total - (total - run.step) // 10  # a rate that is 0 in the last tenth of what is to come
+    names = run.controls.idle_learning_rates(late)
     if not names:
         return []
     stretched = Controls.of(run.config, run.recipe.hyperparameters, horizon=total)
     stretched.overrides = run.controls.overrides
-    helps = not set(names) & set(stretched.idle_learning_rates(run.step + 1))
+    helps = not set(names) & set(stretched.idle_learning_rates(late))
     remedy = (
         "--extend stretch (from Python: extend='stretch') lets schedules run over the new total"
         if helps
         else "write another value in a callback, or train anew with another schedule"
     )
     return [
-        f"WARNING: {name} is 0 from here to step {total:,}, so nothing is learned by it: {remedy}" for name in names
+        f"WARNING: {name} is 0 from step {_idle_from(run, name, late):,} to step {total:,}, so nothing is learned: "
+        f"{remedy}"
+        for name in names
     ]
+
+
+def _idle_from(run: TrainingRun, name: str, late: int) -> int:
+    """The first step to come from which the learning rate is 0 to the end."""
+    steps = range(run.step + 1, late + 1)
+    return steps[bisect(steps, False, key=lambda step: name in run.controls.idle_learning_rates(step))]
+
+
+def try_acting(run: TrainingRun) -> None:
+    """Choose actions and throw them away: that there are some shows that what was restored fits together."""
+    assert run.resume is not None
+    with reading(f"{run.resume.path}: no action can be chosen with what it holds"):
+        for runner, player in zip(run.tasks.runners, run.players, strict=True):
+            player.act(runner.obs, runner.memory, explore=True, rng=np.random.default_rng(0))
 
 
 def missing_note(run: TrainingRun, name: str) -> str:

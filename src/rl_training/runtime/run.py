@@ -10,7 +10,6 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import torch
 
 from rl_training.config import InputError, TrainConfig
@@ -36,7 +35,7 @@ from rl_training.runtime.metrics import (
 from rl_training.runtime.outcome import TrainingFailed, TrainingInterrupted, TrainResult, last_good
 from rl_training.runtime.progress import Progress, make_progress
 from rl_training.runtime.randomness import global_state, own_global_state, seed_of, set_global_state
-from rl_training.runtime.restoring import missing_note, reading, restore_part, resume_notes, run_facts
+from rl_training.runtime.restoring import missing_note, reading, restore_part, resume_notes, run_facts, try_acting
 from rl_training.runtime.saving import Saver
 from rl_training.runtime.setup import (
     Recipe,
@@ -50,6 +49,7 @@ from rl_training.runtime.setup import (
     pick_threads,
     quick_kernels,
     reuse_memory,
+    undone_on_error,
     wandb_options,
     with_env_defaults,
 )
@@ -75,7 +75,7 @@ class TrainingRun:
         """`prepare` keeps what a loop needs, before anything is written: see `keep`."""
         if config.algo != recipe.name:
             raise InputError(f"this trains {recipe.name}, but the config says algo: {config.algo}")
-        if resume is None:  # the config of a checkpoint says all
+        if resume is None or "normalizer" in resume.state:  # an older one may have none
             config = with_env_defaults(config, recipe)
         self.config, self.recipe, self.resume = config, recipe, resume
         self.controls = Controls.of(config, recipe.hyperparameters)
@@ -89,11 +89,12 @@ class TrainingRun:
         self._recorded, self._logged, self._evaluated = 0, -1, -1  # the steps of the last of each
         self.saver = Saver()
         self._on_disk: Path | None = None  # the newest checkpoint that is whole
-        self._has_best = False
+        self._best_here = -math.inf  # of this run's own folder; best_eval is that of all it was resumed from, too
+        self._evaluation_due = False  # one was interrupted: a resumed run begins with it
         self._entered = False
         self.progress: Progress = make_progress(progress, schedule_names=tuple(self.controls.varying))
         self._undo = contextlib.ExitStack()  # at the end, or where this fails: the process is left as it was found
-        with self._undone_on_error():
+        with undone_on_error(self, self._undo):
             self._build()
             self.callbacks = [*build_callbacks(config.callbacks), *callbacks]
             prepare(self)
@@ -103,6 +104,8 @@ class TrainingRun:
             wandb, text = wandb_options(config), config_text(config, self.controls)
             if wandb is not None:
                 import_wandb()
+            if resume is not None and isinstance(resume.state.get("run"), dict):
+                resume.state["run"].setdefault("evaluation_due", False)  # older checkpoints do not say
             self.keep("run", self, if_missing="refuse")
             self.dir = make_run_dir(config, run_suffix, resume)
             try:
@@ -112,17 +115,6 @@ class TrainingRun:
             except OSError as error:
                 raise InputError(f"run folder {self.dir} cannot be written: {error.strerror or error}") from error
         self.interrupts = Interrupts(self._interrupt)
-
-    @contextlib.contextmanager
-    def _undone_on_error(self) -> Iterator[None]:
-        """A run that cannot be made leaves nothing behind: no folder, no process, no changed generator."""
-        try:
-            yield
-        except BaseException:
-            with self._undo:
-                if "dir" in vars(self):
-                    shutil.rmtree(self.dir, ignore_errors=True)
-            raise
 
     def _build(self) -> None:
         config, recipe = self.config, self.recipe
@@ -153,17 +145,11 @@ class TrainingRun:
             self.keep(name, part, if_missing="refuse")
         self.advance(0)
         if self.resume is not None:
-            self._try_acting()
+            try_acting(self)
 
     def _reading(self, where: str) -> contextlib.AbstractContextManager[None]:
         """See `reading`; of a run that is not resumed, errors are left as they are."""
         return reading(f"{self.resume.path}: {where}") if self.resume else contextlib.nullcontext()
-
-    def _try_acting(self) -> None:
-        """Choose actions and throw them away: that there are some shows that what was restored fits together."""
-        with self._reading("no action can be chosen with what it holds"):
-            for runner, player in zip(self.tasks.runners, self.players, strict=True):
-                player.act(runner.obs, runner.memory, explore=True, rng=np.random.default_rng(0))
 
     def _describe_run(self, text: str) -> None:
         write_text_atomic(self.dir / "config.yaml", text)
@@ -183,10 +169,6 @@ class TrainingRun:
     def just_evaluated(self) -> bool:
         """Whether `metrics` holds an evaluation of this very step."""
         return self._evaluated == self.step
-
-    @property
-    def interrupted(self) -> bool:
-        return self.interrupts.received is not None
 
     def stop(self, reason: str) -> None:
         """Stop after the record now under way; `reason` is printed and saved."""
@@ -244,11 +226,15 @@ class TrainingRun:
             self._log()
         if evaluate:
             self.evaluate()
+        if not self._evaluation_due:
+            self._call_back()
+        if crossed(self.config.checkpoint_interval, before, self.step):
+            self.save(wait=False)
+
+    def _call_back(self) -> None:
         for callback in self.callbacks:
             callback(self)
         self._take_writes()
-        if crossed(self.config.checkpoint_interval, before, self.step):
-            self.save(wait=False)
 
     def _check(self, metrics: Metrics) -> None:
         try:
@@ -283,7 +269,8 @@ class TrainingRun:
         """Evaluate the policy as it is now; the best so far is saved as `checkpoints/best`."""
         started = time.perf_counter()
         with self.progress.phases.during("evaluating"):
-            result = evaluate(self.players, self.config, stopped=lambda: self.interrupted)
+            result = evaluate(self.players, self.config, stopped=lambda: bool(self.interrupts.received))
+        self._evaluation_due = result is None
         if result is None:
             return
         self._clock_zero += time.perf_counter() - started  # steps_per_second is the speed of training
@@ -292,10 +279,10 @@ class TrainingRun:
         self.log.write(self._current() | result)
         self.progress.update(self.step, self.metrics, line=False)
         self.progress.message(f"evaluation at step {self.step:,}: {describe_evaluation(result)}")
-        if result["eval_return_mean"] > self.best_eval or not self._has_best:  # a resumed run has none of its own yet
-            self.best_eval = max(self.best_eval, result["eval_return_mean"])
+        if result["eval_return_mean"] > self._best_here:
+            self._best_here = result["eval_return_mean"]
+            self.best_eval = max(self.best_eval, self._best_here)
             self._write(self.dir / "checkpoints" / "best", left_out=self.not_in_best, wait=False)
-            self._has_best = True
 
     @property
     def checkpoint_path(self) -> Path | None:
@@ -365,6 +352,7 @@ class TrainingRun:
             "step": self.step,
             "evaluations": self.evaluations,
             "evaluated": self._evaluated,
+            "evaluation_due": self._evaluation_due,
             "best_eval": self.best_eval,
             "metrics": dict(self.metrics),
             "means": self.means.state_dict(),
@@ -372,10 +360,10 @@ class TrainingRun:
         }
 
     def state_pattern(self) -> State:
+        numbers = {"step": int, "evaluations": int, "evaluated": -1, "evaluation_due": bool, "best_eval": float}
         means = {"sums": {str: float}, "counts": {str: int}}
-        python = [int, [int], float | None]
-        numbers = {"step": int, "evaluations": int, "evaluated": -1, "best_eval": float, "metrics": {str: float}}
-        return {**numbers, "means": means, "generators": global_state() | {"python": python}}
+        generators = global_state() | {"python": [int, [int], float | None]}
+        return {**numbers, "metrics": {str: float}, "means": means, "generators": generators}
 
     def load_state_dict(self, state: State) -> None:
         if self.resume is not None and state["step"] != self.resume.step:
@@ -383,6 +371,7 @@ class TrainingRun:
         if not -1 <= state["evaluated"] <= state["step"]:
             raise InputError(f"run.evaluated is {state['evaluated']:,}, which is no step before {state['step']:,}")
         self.evaluations, self._evaluated, self.best_eval = state["evaluations"], state["evaluated"], state["best_eval"]
+        self._evaluation_due = state["evaluation_due"]
         self.metrics = dict(state["metrics"])
         self.means.load_state_dict(state["means"])
         set_global_state(state["generators"])
@@ -394,17 +383,18 @@ class TrainingRun:
         """The last checkpoint, the last evaluation, the last line of the log."""
         path = self.save()  # before the log, which starts new means: a resumed run goes on with these
         self._log()
-        if not self.interrupted and self._evaluated != self.step:
+        if not self.interrupts.received and self._evaluated != self.step:
             self.evaluate()
         with self.progress.phases.during("saving"):
             self.saver.wait()
         end = self.config.horizon if self.controls.varying else None
         result = TrainResult(self.dir, path, dict(self.metrics), end)
-        status = f"stopped: {self.stop_reason}" if self.stop_reason else "finished"
-        self._note_status(status, global_step=self.step)
-        if self.stop_reason:
-            self.progress.message(f"stopped at step {self.step:,}: {self.stop_reason}")
-        if self.interrupted:
+        complete = self.step >= self.config.total_timesteps  # then at most the last evaluation was interrupted
+        stopped = self.stop_reason if not (complete and self.interrupts.received) else None
+        self._note_status(f"stopped: {stopped}" if stopped else "finished", global_step=self.step)
+        if stopped:
+            self.progress.message(f"stopped at step {self.step:,}: {stopped}")
+        if self.interrupts.received and not complete:
             raise TrainingInterrupted(result)
         return result
 
@@ -417,6 +407,9 @@ class TrainingRun:
         for line in [*resume_notes(self), *(f"warning: {line}" for line in self.controls.warnings())]:
             self.progress.message(line)
         self._entered = True
+        if self._evaluation_due:
+            self.evaluate()
+            self._call_back()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import re
+import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -43,6 +44,18 @@ class Recipe:
     raw_steps: bool = False  # whether steps are kept as they come and normalised when drawn: see EnvRunner
     actions: str = "Discrete, MultiDiscrete, MultiBinary, Box"
     observations: str = "Box (vectors, images), Discrete, MultiDiscrete, MultiBinary, Dict, Tuple"
+
+
+@contextlib.contextmanager
+def undone_on_error(run: Any, undo: contextlib.ExitStack) -> Iterator[None]:
+    """A run that cannot be made leaves nothing behind: no folder, no process, no changed generator."""
+    try:
+        yield
+    except BaseException:
+        with undo:
+            if "dir" in vars(run):
+                shutil.rmtree(run.dir, ignore_errors=True)
+        raise
 
 
 def with_env_defaults(config: TrainConfig, recipe: Recipe) -> TrainConfig:
