@@ -33,7 +33,7 @@ def test_steps_are_those_of_stable_baselines3(
     from stable_baselines3.common.vec_env import DummyVecEnv
 
     num_envs = 4
-    ours = make_a2c(spaces, optimizer=optimizer, ent_coef=0.01, learning_rate=LR, rmsprop_eps=EPS)
+    ours = make_a2c(spaces, optimizer=optimizer, ent_coef=0.01, gae_lambda=1.0, learning_rate=LR, rmsprop_eps=EPS)
     policy_kwargs: dict[str, Any] = {}
     if optimizer == "rmsprop_tf":
         policy_kwargs = {"optimizer_class": RMSpropTFLike, "optimizer_kwargs": {"eps": EPS, "alpha": 0.99}}

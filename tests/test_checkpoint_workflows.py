@@ -143,7 +143,7 @@ def test_a_signal_saves_and_says_how_to_resume(number, long_run, tmp_path):
     process.send_signal(number)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert f"resume --checkpoint {run_dir}" in errors
+    assert f"resume {run_dir}" in errors
     assert "Traceback" not in errors
     assert json.loads((run_dir / "metadata.json").read_text())["status"].startswith("stopped: received SIG")
     step = load_checkpoint(next(iter(sorted(run_dir.glob("checkpoints/step_*"))))).step

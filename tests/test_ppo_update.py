@@ -128,7 +128,7 @@ def test_before_the_first_step_nothing_has_moved_and_the_gradient_is_a2cs(spaces
     assert clip_fraction(log_ratio, ppo.hp.clip_coef) == 0
     gradient_step(ppo.optimizer, loss, lr=0.0, max_grad_norm=None)
 
-    hp = A2CHyperparameters(ent_coef=0.01, learning_rate=0.0, max_grad_norm=None)
+    hp = A2CHyperparameters(ent_coef=0.01, gae_lambda=1.0, learning_rate=0.0, max_grad_norm=None)
     model = ActorCritic(spaces)
     model.load_state_dict(ppo.model.state_dict())
     a2c = A2C(model, hp, rng=np.random.default_rng(0))
