@@ -82,6 +82,7 @@ class Replay:
         if self.obs is None:
             check_shapes(step, self.fields, self.num_envs)
             self._allocate(stored_fields(self.fields, self.stack))
+            self._copy_there()
         env = self._envs
         if "live" in step:
             env = np.flatnonzero(step["live"])
@@ -299,7 +300,6 @@ class Replay:
 
     def _allocate(self, fields: Fields) -> None:
         self.obs = tree_map(self._empty, fields["obs"])
-        self._copy_there()
         self.columns = {key: self._empty(field) for key, field in fields.items() if key not in NOT_COLUMNS}
 
     def _empty(self, field: Field) -> Array:
