@@ -325,6 +325,12 @@ def test_find_takes_the_newest_by_number(tmp_path: Path) -> None:
     assert find_checkpoint(folder / "best") == folder / "best"
 
 
+def test_find_takes_the_best_where_there_is_no_other(tmp_path: Path) -> None:
+    """As a run leaves it that was killed before its first regular checkpoint."""
+    save(tmp_path / "run" / "checkpoints" / "best", step=5)
+    assert find_checkpoint(tmp_path / "run") == tmp_path / "run" / "checkpoints" / "best"
+
+
 def test_find_passes_over_damaged_ones_and_says_so(tmp_path: Path) -> None:
     for step in (1, 2, 3):
         save(tmp_path / step_dir_name(step), step=step)

@@ -40,6 +40,11 @@ def cli(*words, code=0, cwd=None, all_output=False):
     return done.output if all_output else done.stdout if code == 0 else done.stderr
 
 
+def test_a_closed_output_ends_no_command(tmp_path):
+    code = "import sys; sys.stdout = sys.stderr = None; from rl_training.cli import main; sys.exit(main(['--version']))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
 @pytest.fixture(scope="module")
 def run_dir(tmp_path_factory):
     """One small training run, made from the command line, that all tests of this module read."""

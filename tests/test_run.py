@@ -336,6 +336,17 @@ def test_a_resumed_run_that_will_learn_nothing_names_a_remedy_that_helps(rate, e
     assert remedy is None or remedy in out
 
 
+def test_a_resumed_run_says_from_where_on_it_will_learn_nothing(tiny_config, capsys):
+    """Schedules that keep their horizon end long before the new total."""
+    rate = {"kind": "linear", "start": 1e-3, "end": 0}
+    stop = [lambda run: run.stop("half way") if run.step >= 128 else None]
+    half = train(tiny_config("a2c", learning_rate=rate), callbacks=stop, progress="silent")
+    resume_training(half.run_dir, total_timesteps=1024, progress="plain")
+    assert "WARNING: learning_rate is 0 from step 255 to step 1,024" in capsys.readouterr().out
+    resume_training(half.run_dir, progress="plain")
+    assert "WARNING" not in capsys.readouterr().out
+
+
 def test_a_policy_has_the_hyperparameters_of_its_step(tiny_config):
     result = train(tiny_config("ppo", ent_coef={"kind": "linear", "start": 0.4, "end": 0.2}), progress="silent")
     assert load_policy(result.run_dir).algorithm.ent_coef == pytest.approx(0.2)
@@ -447,7 +458,10 @@ def test_a_run_whose_last_evaluation_is_interrupted_is_finished(tiny_config, mon
         assert stopped()
 
     monkeypatch.setattr(run_module, "evaluate", endless)
-    result = train(tiny_config("a2c"), progress="silent")
+    try:
+        result = train(tiny_config("a2c"), progress="silent")
+    except TrainingInterrupted as interrupted:  # a KeyboardInterrupt, which would end the tests
+        pytest.fail(str(interrupted))
     assert result.metrics["global_step"] == 256
     assert "eval_return_mean" not in result.metrics
     assert json.loads((result.run_dir / "metadata.json").read_text())["status"] == "finished"

@@ -12,6 +12,7 @@ import envs_for_tests  # noqa: F401 - registers them
 from rl_training import evaluate_checkpoint, load_policy, resume_training, train
 from rl_training.algorithms.scalezero import ScaleZero
 from rl_training.config import ConfigError, InputError
+from rl_training.data.state_check import StateMismatch
 from rl_training.models.numpy_transformer import NumpyInference
 from rl_training.runtime.checkpoints import load_checkpoint
 from rl_training.runtime.scalezero_trainer import train_scalezero
@@ -182,6 +183,25 @@ def test_a_loaded_policy_remembers_until_it_is_reset(tiny_config):
     assert policy.memory["obs"][0].tolist() == [[0, 0], [0, 0], [0, 0]]
     with pytest.raises(InputError, match="2 observations, but the memory is that of 1 environments"):
         policy.act(np.zeros((2, 2), np.float32))
+
+
+def test_one_of_several_environments_can_be_forgotten(tiny_config):
+    config = tiny_config("scalezero", {"env_id": "CueForTests-v0", "total_timesteps": 64})
+    policy = load_policy(train(config, progress="silent").run_dir)
+    for _ in range(2):
+        policy.act(np.ones((3, 2), np.float32))
+    policy.reset(np.array([False, True, False]))
+    assert policy.memory["length"].tolist() == [2, 0, 2]
+    assert not policy.memory["obs"][1].any()
+
+
+def test_memory_of_another_context_is_refused(tiny_config):
+    config = tiny_config("scalezero", {"env_id": "CueForTests-v0", "total_timesteps": 64})
+    policy = load_policy(train(config, progress="silent").run_dir)
+    policy.act(np.ones((1, 2), np.float32))
+    policy.memory = {name: np.repeat(x, 2, 1) if x.ndim > 1 else x for name, x in policy.memory.items()}
+    with pytest.raises(StateMismatch, match=r"memory\.\w+ should be"):
+        policy.act(np.ones((1, 2), np.float32))
 
 
 def test_all_sorts_of_tasks_at_once(tiny_config):
