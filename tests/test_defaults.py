@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import yaml
 
 from rl_training import ALGORITHMS, TrainConfig, load_policy, train
+from rl_training.config import Wrappers
 from rl_training.runtime.controls import Controls
 from rl_training.runtime.setup import with_env_defaults
 from test_cli import cli
@@ -74,3 +77,11 @@ def test_config_show_spells_it_out(tmp_path):
     path = tmp_path / "x.yaml"
     path.write_text("algo: ppo\nenv_id: CartPole-v1\ntotal_timesteps: 100\n")
     assert yaml.safe_load(cli("config", "show", path))["env_kwargs"] == {"wrappers": {"normalize_reward": True}}
+
+
+@pytest.mark.parametrize("name", ["normalize_observation", "normalize_reward"])
+def test_the_help_names_the_algorithms_that_normalise(name):
+    text = Wrappers.model_fields[name].description
+    assert {algo for algo in ALGORITHMS if re.search(rf"\b{algo}\b", text)} == {
+        algo for algo, entry in ALGORITHMS.items() if name in entry.recipe.normalizes
+    }
