@@ -38,8 +38,8 @@ STEPS: dict[str, dict[tuple[str, ...], int]] = {  # env steps of each task, by a
     "LunarLander-v3": {(*ON_POLICY, "dqn"): 100_000},
     "Pendulum-v1": {ON_POLICY: 100_000, ("sac",): 5_000, PLANNERS[:3]: 10_000},
     "MountainCarContinuous-v0": {ON_POLICY: 50_000, ("sac",): 5_000},
-    "InvertedPendulum-v5": {ON_POLICY: 50_000, ("sac",): 5_000},
-    "Hopper-v5": {ON_POLICY: 100_000, ("sac",): 10_000},
+    "InvertedPendulum-v5": {ON_POLICY: 50_000, ("sac",): 10_000},
+    "Hopper-v5": {ON_POLICY: 100_000, ("sac",): 20_000},
 }
 OURS = """
 import json, sys, time
