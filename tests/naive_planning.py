@@ -16,7 +16,7 @@ from naive_replay import Ends, stream, vector
 from rl_training.algorithms.efficientzero import EfficientZero
 from rl_training.algorithms.gumbel_muzero import GumbelMuZero
 from rl_training.algorithms.muzero import MuZero
-from rl_training.algorithms.planner import Planner
+from rl_training.acting.planner import Planner
 from rl_training.data.replay import Replay
 from rl_training.types import Array, Spaces, Step
 

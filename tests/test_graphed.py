@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from rl_training.algorithms.efficientzero import EfficientZero, EfficientZeroHyperparameters
-from rl_training.algorithms.graphed import GraphedGradient
+from rl_training.acting.graphed import GraphedGradient
 from rl_training.algorithms.muzero import MuZero, MuZeroHyperparameters
-from rl_training.algorithms.planner import Planner
-from rl_training.models.inference import GraphInference, TorchInference
+from rl_training.acting.planner import Planner
+from rl_training.acting.inference import GraphInference, TorchInference
 from rl_training.types import Spaces
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

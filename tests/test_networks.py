@@ -12,7 +12,7 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete
 from torch import Tensor, nn
 
 from probes import random_observation
-from rl_training.models.acting import NumpyForward, TorchForward, make_forward, to_tensors
+from rl_training.acting.forward import NumpyForward, TorchForward, make_forward, to_tensors
 from rl_training.models.actor_critic import ActorCritic
 from rl_training.models.networks import NatureCNN, make_encoder, mlp
 from rl_training.types import Spaces

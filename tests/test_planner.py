@@ -14,7 +14,7 @@ from gymnasium.spaces import Box, Discrete
 from naive_planning import BOARD, PLAIN, SMALL, TORQUE, Diary, board, make, steps, stir
 from naive_search import Found, Leaf, World, naive_search
 from rl_training.algorithms.gumbel_muzero import GumbelMuZero
-from rl_training.algorithms.planner import Plan, Planner
+from rl_training.acting.planner import Plan, Planner
 from rl_training.ops.search import Knobs
 from rl_training.types import Array, Spaces
 

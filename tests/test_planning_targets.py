@@ -22,7 +22,7 @@ from naive_planning import (
     steps,
 )
 from naive_replay import Ends
-from rl_training.models.acting import to_tensors
+from rl_training.acting.forward import to_tensors
 from rl_training.types import Array, Spaces
 
 ENDS = {

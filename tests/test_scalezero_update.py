@@ -11,7 +11,7 @@ import torch
 from gymnasium.spaces import Box, Discrete
 
 from rl_training.algorithms.muzero import MuZero
-from rl_training.algorithms.planner import Planner
+from rl_training.acting.planner import Planner
 from rl_training.algorithms.scalezero import ScaleZero, ScaleZeroHyperparameters
 from rl_training.config import InputError
 from rl_training.data.replay import Replay

@@ -26,6 +26,14 @@ History: TypeAlias = dict[str, Any]  # steps before B observations: obs and acti
 State: TypeAlias = dict[str, Any]  # for checkpoints: nested dicts and lists of tensors, arrays, plain scalars
 
 
+class Weights(NamedTuple):
+    """The weights of an actor, as a learner publishes them."""
+
+    vector: Array  # [P] float32: all parameters, one after the other
+    buffers: dict[str, Array]
+    version: int  # of the policy: it grows with each update
+
+
 class Decision(NamedTuple):
     """What `act` returns."""
 

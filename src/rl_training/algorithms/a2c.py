@@ -8,15 +8,17 @@ from typing import Literal
 import torch.nn.functional as F
 
 from rl_training.algorithms.actor_critic import (
-    ActorCriticAlgorithm,
     ActorCriticHyperparameters,
+    ActorCriticLearner,
     mean_entropy,
     total_loss,
 )
 from rl_training.algorithms.base import scalar, setting
-from rl_training.algorithms.optim import Adam, FlatParameters, MeanMetrics, Optimizer, RMSprop, gradient_step
+from rl_training.algorithms.optim import Adam, MeanMetrics, Optimizer, RMSprop, gradient_step
+from rl_training.data.batch import flatten
 from rl_training.data.rollout import Rollout
-from rl_training.types import Batch, Metrics
+from rl_training.models.parameters import FlatParameters
+from rl_training.types import Metrics
 
 
 @dataclass(frozen=True)
@@ -34,28 +36,27 @@ class A2CHyperparameters(ActorCriticHyperparameters):
     rmsprop_eps: float = setting(1e-5, "RMSprop epsilon, for numerical stability", low=0.0)
 
 
-class A2C(ActorCriticAlgorithm):
+class A2C(ActorCriticLearner):
     Hyperparameters = A2CHyperparameters
     hp: A2CHyperparameters
 
-    def make_optimizer(self, parameters: FlatParameters) -> Optimizer:
+    def make_optimizers(self, parameters: FlatParameters) -> dict[str, Optimizer]:
         hp = self.hp
         if hp.optimizer == "adam":
-            return Adam(parameters)
-        return RMSprop(parameters, alpha=hp.rmsprop_alpha, eps=hp.rmsprop_eps, tf_style=hp.optimizer == "rmsprop_tf")
-
-    def learned_from(self, batch: Batch) -> Batch:
-        return {key: batch[key] for key in ("obs", "action")}
+            return {"model": Adam(parameters)}
+        tf_style = hp.optimizer == "rmsprop_tf"
+        return {"model": RMSprop(parameters, alpha=hp.rmsprop_alpha, eps=hp.rmsprop_eps, tf_style=tf_style)}
 
     def update(self, rollout: Rollout) -> Metrics:
         hp, metrics = self.hp, MeanMetrics()
-        batch = self.learning_batch(rollout, metrics)
+        batch = flatten(self.learning_batch(rollout, metrics))
         policy, value = self.model(batch["obs"])
         policy_loss = -(policy.log_prob(batch["action"]) * batch["advantage"]).mean()
         value_loss = F.mse_loss(value, batch["target"])
         entropy = mean_entropy(policy, hp.ent_coef)
         loss = total_loss(policy_loss, value_loss, entropy, hp)
-        norm = gradient_step(self.optimizer, loss, lr=hp.learning_rate, max_grad_norm=hp.max_grad_norm)
+        norm = gradient_step(self.optimizers["model"], loss, lr=hp.learning_rate, max_grad_norm=hp.max_grad_norm)
         metrics.add(policy_loss=policy_loss, value_loss=value_loss, entropy=entropy, grad_norm=norm)
         self.gradient_steps += 1
+        self.actor.version += 1
         return metrics.mean()

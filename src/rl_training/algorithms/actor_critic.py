@@ -1,27 +1,25 @@
-"""What the on-policy algorithms share: a policy and value function that act, GAE, one optimizer, the state to save."""
+"""What the on-policy algorithms share: hyperparameters, the learning batch with advantages, terms of the loss."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from rl_training.algorithms.base import Tunable, scalar, setting
-from rl_training.algorithms.optim import Adam, FlatParameters, MeanMetrics, Optimizer
-from rl_training.data.batch import flatten, to_device
-from rl_training.data.fields import NUMBER
+from rl_training.acting.actor import ActorCriticActor
+from rl_training.algorithms.base import Learner, scalar, setting
+from rl_training.algorithms.optim import Adam, MeanMetrics, Optimizer
+from rl_training.data.batch import to_device
+from rl_training.data.fields import NUMBER, step_fields
 from rl_training.data.rollout import Rollout
-from rl_training.models.acting import make_forward
-from rl_training.models.actor_critic import ActorCritic
+from rl_training.models.parameters import FlatParameters
 from rl_training.ops.distributions import Distribution
 from rl_training.ops.returns import gae
-from rl_training.types import Batch, Decision, Field, Observation, Spaces, State
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
+from rl_training.types import Batch, Fields, Metrics, Spaces
 
 
 @dataclass(frozen=True)
@@ -41,59 +39,33 @@ class ActorCriticHyperparameters:
     max_grad_norm: float | None = scalar(0.5, "gradient clipping norm; None: no clipping")
 
 
-class ActorCriticAlgorithm(Tunable):
-    hp: Any
-    gradient_steps: int = 0
+def actor_critic_fields(spaces: Spaces, hp: ActorCriticHyperparameters) -> Fields:
+    """A step holds the log-probability of its action, and the value of its state, by the policy that acted."""
+    return step_fields(spaces, {"logprob": NUMBER, "value": NUMBER})
 
-    def __init__(
-        self,
-        model: ActorCritic,
-        hp: ActorCriticHyperparameters,
-        *,
-        rng: np.random.Generator,
-        device: torch.device | str = "cpu",
-    ) -> None:
-        self.hp, self.rng, self.device = hp, rng, torch.device(device)
-        self.model = model.to(self.device)
-        self.num_parameters = sum(p.numel() for p in model.parameters())
-        self.optimizer = self.make_optimizer(FlatParameters(self.model.parameters()))
-        self.forward = make_forward(model.encoder, model.policy, model.critic)
 
-    @classmethod
-    def build(
-        cls, spaces: Spaces, hp: ActorCriticHyperparameters, *, rng: np.random.Generator, device: torch.device
-    ) -> Self:
-        """The algorithm with a fresh model for these spaces."""
-        model = ActorCritic(spaces, hp.hidden_sizes, hp.activation, log_std_init=hp.log_std_init)
-        return cls(model, hp, rng=rng, device=device)
+class ActorCriticLearner(Learner):
+    actor: ActorCriticActor
 
-    def make_optimizer(self, parameters: FlatParameters) -> Optimizer:
-        return Adam(parameters)
+    def __init__(self, actor: ActorCriticActor, hp: ActorCriticHyperparameters, *, rng: np.random.Generator) -> None:
+        super().__init__(actor, hp, rng=rng)
+        self.model = actor.model
+        self.optimizers = self.make_optimizers(actor.parameters)
 
-    def act(self, obs: Observation, memory: Any, *, explore: bool, rng: np.random.Generator) -> Decision:
-        output, value = self.forward(obs)
-        policy = self.model.acting_policy(output)
-        explore = explore or not self.hp.deterministic_eval
-        action = policy.sample(policy.noise(rng)) if explore else policy.mode
-        logprob = policy.log_prob(action)
-        if isinstance(action, Tensor):
-            action, logprob = action.numpy(), logprob.numpy()
-        return Decision(action, memory, {"logprob": logprob, "value": value[:, 0]})
+    def make_optimizers(self, parameters: FlatParameters) -> dict[str, Optimizer]:
+        return {"model": Adam(parameters)}
 
-    def extra_fields(self) -> dict[str, Field]:
-        return {"logprob": NUMBER, "value": NUMBER}
+    @abstractmethod
+    def update(self, rollout: Rollout) -> Metrics:
+        """Learn from one rollout [T, N, ...]."""
 
     def learning_batch(self, rollout: Rollout, metrics: MeanMetrics) -> Batch:
-        """The rollout as a flat batch on the device, with `advantage` and the value's `target`."""
+        """The rollout [T, N, ...] on the device, with `advantage` and the value's `target`."""
         data = to_device(rollout.batch, self.device)
         advantage = self.advantages(rollout, data)
         target = advantage + data["value"]
         metrics.add(explained_variance=explained_variance(data["value"], target))
-        return flatten({**self.learned_from(data), "advantage": advantage, "target": target})
-
-    def learned_from(self, batch: Batch) -> Batch:
-        """The entries that the loss reads."""
-        return {key: batch[key] for key in ("obs", "action", "logprob", "value")}
+        return {**data, "advantage": advantage, "target": target}
 
     def advantages(self, rollout: Rollout, data: Batch) -> Tensor:
         """[T, N] advantages of the actions taken; `data` is the rollout on the device."""
@@ -113,20 +85,6 @@ class ActorCriticAlgorithm(Tunable):
     def values(self, obs: Any) -> Tensor:
         """[M] values of observations [M, ...]."""
         return self.model.value(to_device(obs, self.device))
-
-    def state_dict(self) -> State:
-        return {
-            "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "rng": self.rng.bit_generator.state,
-            "gradient_steps": self.gradient_steps,
-        }
-
-    def load_state_dict(self, state: State) -> None:
-        self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.rng.bit_generator.state = state["rng"]
-        self.gradient_steps = state["gradient_steps"]
 
 
 def mean_entropy(policy: Distribution, ent_coef: float) -> Tensor:

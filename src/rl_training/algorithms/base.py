@@ -1,20 +1,19 @@
-"""What every algorithm is: numbers it declares, something that acts, something that learns, a state to save."""
+"""What every algorithm declares, numbers with bounds and meaning, and what every learner has."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 import numbers
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, ClassVar, Protocol, TypeVar, get_args, get_type_hints
+from typing import Any, ClassVar, TypeVar, get_args, get_type_hints
 
 import numpy as np
 
+from rl_training.algorithms.optim import Optimizer
 from rl_training.config import InputError
-from rl_training.data.replay import Replay
-from rl_training.data.rollout import Rollout
-from rl_training.types import Decision, Field, Metrics, Observation, Reports, State
+from rl_training.types import State, Weights
 
 T = TypeVar("T")
 
@@ -61,60 +60,6 @@ def scalar_names(hyperparameters: type) -> tuple[str, ...]:
     return tuple(f.name for f in dataclasses.fields(hyperparameters) if f.metadata.get("scalar"))
 
 
-class Algorithm(Protocol):
-    hp: Any  # the hyperparameters in force now; the run replaces it as training advances
-    gradient_steps: int
-    num_parameters: int
-
-    def act(self, obs: Observation, memory: Any, *, explore: bool, rng: np.random.Generator) -> Decision:
-        """Choose actions for N environments; all randomness comes from `rng`, which belongs to the caller."""
-        ...
-
-    def state_dict(self) -> State: ...
-    def load_state_dict(self, state: State) -> None: ...
-
-
-class OnPolicyAlgorithm(Algorithm, Protocol):
-    def extra_fields(self) -> dict[str, Field]:
-        """The extras of `act`, which every step holds."""
-        ...
-
-    def update(self, rollout: Rollout) -> Metrics:
-        """Learn from one rollout [T, N, ...]."""
-        ...
-
-
-class OffPolicyAlgorithm(Algorithm, Protocol):
-    def make_replay(self, num_envs: int) -> Replay: ...
-
-    def warm_up(self, obs: Observation, memory: Any, *, explore: bool, rng: np.random.Generator) -> Decision:
-        """Acts in place of `act` before learning starts."""
-        ...
-
-    def learn(self, replay: Replay) -> Reports:
-        """Called after every step of the environments: draw what is due, and learn from it."""
-        ...
-
-
-class MultiTaskAlgorithm(Algorithm, Protocol):
-    """Learns several tasks at once, which it knows by their numbers. One that has `note_scores(dict[int, float])` is
-    told the mean return of every task, by number, after an evaluation."""
-
-    def act(
-        self, obs: Observation, memory: Any, *, explore: bool, rng: np.random.Generator, task: int = 0
-    ) -> Decision: ...
-
-    def active(self, task: int) -> bool:
-        """Whether the task still needs new experience."""
-        ...
-
-    def make_replay(self, num_envs: int, *, task: int) -> Replay: ...
-
-    def learn(self, replays: Sequence[Replay]) -> Reports:
-        """Called after every step of the active tasks, with the replays of all."""
-        ...
-
-
 @lru_cache
 def _types_of(hyperparameters: type) -> dict[str, tuple[Any, ...]]:
     """The types that each field takes."""
@@ -144,7 +89,7 @@ def checked_scalar(hp: Any, name: str, value: Any) -> float | int | None:
 
 
 class hyperparameter:
-    """Lets `algorithm.clip_coef` stand for `algorithm.hp.clip_coef`, read or written.
+    """`learner.clip_coef` stands for `learner.hp.clip_coef`, read or written.
 
     During a run, a value that is written takes the place of the schedule from then on: see `Controls.take_writes`.
     """
@@ -152,25 +97,29 @@ class hyperparameter:
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
 
-    def __get__(self, algorithm: Any, owner: type | None = None) -> Any:
-        return self if algorithm is None else getattr(algorithm.hp, self.name)
+    def __get__(self, learner: Any, owner: type | None = None) -> Any:
+        return self if learner is None else getattr(learner.hp, self.name)
 
-    def __set__(self, algorithm: Any, value: float) -> None:
-        algorithm.hp = dataclasses.replace(algorithm.hp, **{self.name: checked_scalar(algorithm.hp, self.name, value)})
-        vars(algorithm).setdefault("written", set()).add(self.name)  # also where the value is the one in force
+    def __set__(self, learner: Any, value: float) -> None:
+        learner.hp = dataclasses.replace(learner.hp, **{self.name: checked_scalar(learner.hp, self.name, value)})
+        vars(learner).setdefault("written", set()).add(self.name)  # also where the value is the one in force
 
 
-class Tunable:
-    """Gives an algorithm an attribute for every scalar of its `Hyperparameters`: `algorithm.clip_coef`, ..."""
+class Learner:
+    """What learns: optimizers, and the hyperparameters in force. It shares its network with the actor it was given.
+
+    A subclass names its `Hyperparameters`; each scalar of them becomes an attribute: `learner.clip_coef`, ...
+    On-policy learners have `update(rollout)`, those of the replay family `learn(replay)`.
+    """
 
     Hyperparameters: ClassVar[type]
+    hp: Any  # in force now: the run replaces them as training advances
+    gradient_steps: int = 0
 
-    def state_dict(self) -> State:
-        raise NotImplementedError
-
-    def state_pattern(self) -> State:
-        """What a state that can be loaded looks like: see `compare_state`. Where entries vary, say how."""
-        return self.state_dict()
+    def __init__(self, actor: Any, hp: Any, *, rng: np.random.Generator) -> None:
+        self.actor, self.hp, self.rng, self.device = actor, hp, rng, actor.device
+        self.num_parameters: int = actor.num_parameters
+        self.optimizers: dict[str, Optimizer] = {}
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -178,3 +127,27 @@ class Tunable:
             attribute = hyperparameter()
             attribute.__set_name__(cls, name)
             setattr(cls, name, attribute)
+
+    def weights(self) -> Weights:
+        """The actor's weights, to be sent to actors elsewhere."""
+        weights: Weights = self.actor.weights()
+        return weights
+
+    def state_dict(self) -> State:
+        """All that is not the actor's."""
+        return {
+            "optimizers": {name: optimizer.state_dict() for name, optimizer in self.optimizers.items()},
+            "rng": self.rng.bit_generator.state,
+            "gradient_steps": self.gradient_steps,
+        }
+
+    def state_pattern(self) -> State:
+        """What a state that can be loaded looks like: see `compare_state`. Where entries vary, say how."""
+        return self.state_dict()
+
+    def load_state_dict(self, state: State) -> None:
+        """Load after the actor."""
+        for name, optimizer in self.optimizers.items():
+            optimizer.load_state_dict(state["optimizers"][name])
+        self.rng.bit_generator.state = state["rng"]
+        self.gradient_steps = state["gradient_steps"]

@@ -5,26 +5,21 @@ from __future__ import annotations
 
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
+from rl_training.acting.actor import EpsilonGreedyActor
+from rl_training.acting.q_gradient import make_q_gradient
 from rl_training.algorithms.base import scalar, setting
-from rl_training.algorithms.optim import Adam, FlatParameters, backward, clipped_step
-from rl_training.algorithms.replay_based import CAPACITY, ReplayAlgorithm, ReplayHyperparameters, annealing
+from rl_training.algorithms.optim import Adam, backward, clipped_step
+from rl_training.algorithms.replay_based import CAPACITY, ReplayHyperparameters, ReplayLearner, annealing
 from rl_training.data.replay import Replay
-from rl_training.models.acting import NumpyForward, flat, make_forward
-from rl_training.models.numpy_mlp import NumpyMLP
-from rl_training.models.q_network import QNetwork
-from rl_training.types import Batch, Decision, Observation, Spaces, State
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
-
-SMALL = 1 << 18  # multiplications of a layer up to which numpy outruns torch: beyond, its BLAS starts threads
+from rl_training.models.parameters import FlatParameters
+from rl_training.types import Batch, State
 
 
 def exploration(exploration_fraction: float = 0.2, final_epsilon: float = 0.05) -> dict[str, Any]:
@@ -67,51 +62,20 @@ class DQNHyperparameters(ReplayHyperparameters):
     max_grad_norm: float | None = scalar(10.0, "gradient clipping norm; None: no clipping")
 
 
-class DQN(ReplayAlgorithm):
+class DQN(ReplayLearner[Replay]):
     Hyperparameters = DQNHyperparameters
     hp: DQNHyperparameters
+    actor: EpsilonGreedyActor
     PRIORITY_FLOOR = 1e-6  # so that no transition is lost for good
 
-    def __init__(
-        self,
-        model: QNetwork,
-        spaces: Spaces,
-        hp: DQNHyperparameters,
-        *,
-        rng: np.random.Generator,
-        device: torch.device | str = "cpu",
-    ) -> None:
-        super().__init__(spaces, hp, rng=rng, device=device)
-        self.model, self.target_model = model.to(self.device), deepcopy(model).to(self.device)
-        self.num_parameters = sum(p.numel() for p in model.parameters())
-        self.optimizer = Adam(FlatParameters(self.model.parameters()), eps=1e-8)
+    def __init__(self, actor: EpsilonGreedyActor, hp: DQNHyperparameters, *, rng: np.random.Generator) -> None:
+        super().__init__(actor, hp, rng=rng)
+        self.prioritized = hp.prioritized
+        self.model, self.target_model = actor.model, deepcopy(actor.model)
+        self.optimizers = {"model": Adam(actor.parameters, eps=1e-8)}
         self.target = FlatParameters(self.target_model.parameters())
         self.target_model.requires_grad_(False)
-        self.forward = make_forward(self.model.encoder, self.model.head)
-        self.network: NumpyMLP | None = None
-        if isinstance(self.forward, NumpyForward) and hp.batch_size * max(hp.hidden_sizes, default=1) ** 2 <= SMALL:
-            heads = cast(nn.Sequential, self.model.head), cast(nn.Sequential, self.target_model.head)
-            self.network, self.target_network = map(NumpyMLP, heads)
-
-    @classmethod
-    def build(cls, spaces: Spaces, hp: DQNHyperparameters, *, rng: np.random.Generator, device: torch.device) -> Self:
-        model = QNetwork(spaces, hp.hidden_sizes, hp.activation, dueling=hp.dueling)
-        return cls(model, spaces, hp, rng=rng, device=device)
-
-    @property
-    def prioritized(self) -> bool:  # type: ignore[override]
-        return bool(self.hp.prioritized)
-
-    def act(self, obs: Observation, memory: Any, *, explore: bool, rng: np.random.Generator) -> Decision:
-        """Epsilon-greedy, with a coin for each environment, which also says which action where it falls so."""
-        (q,) = self.forward(obs)
-        action = q.argmax(-1)
-        epsilon = self.hp.epsilon if explore else self.hp.eval_epsilon
-        if epsilon > 0:
-            coin = rng.random(len(q))
-            heads = coin < epsilon
-            action[heads] = coin[heads] * (q.shape[-1] / epsilon)
-        return Decision(action, memory, {})
+        self.numpy_gradient = make_q_gradient(self.model, self.target_model, batch_size=hp.batch_size)
 
     def learn(self, replay: Replay) -> dict[str, list[Tensor]]:
         if self.target_is_due(replay):
@@ -119,7 +83,7 @@ class DQN(ReplayAlgorithm):
         return super().learn(replay)
 
     def move_target(self) -> None:
-        self.target.vector.lerp_(self.optimizer.parameters.vector, self.hp.tau)
+        self.target.vector.lerp_(self.optimizers["model"].parameters.vector, self.hp.tau)
 
     def one_step(self, replay: Replay) -> dict[str, Tensor]:
         hp = self.hp
@@ -132,8 +96,11 @@ class DQN(ReplayAlgorithm):
 
     def update(self, batch: Batch) -> tuple[dict[str, Tensor], Tensor]:
         """One gradient step; returns what to report, and the errors Q - target [B]."""
-        loss, q, error = self.gradient(batch) if self.network is None else self.gradient_in_numpy(batch)
-        norm = clipped_step(self.optimizer, lr=self.hp.learning_rate, max_grad_norm=self.hp.max_grad_norm)
+        if self.numpy_gradient is None:
+            loss, q, error = self.gradient(batch)
+        else:
+            loss, q, error = self.numpy_gradient(batch, double=self.hp.double)
+        norm = clipped_step(self.optimizers["model"], lr=self.hp.learning_rate, max_grad_norm=self.hp.max_grad_norm)
         return {"loss": loss, "q_value": q.mean(), "grad_norm": norm}, error
 
     def gradient(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
@@ -141,26 +108,8 @@ class DQN(ReplayAlgorithm):
         target = self.targets(batch)
         q = self.model(batch["obs"]).gather(1, batch["action"].unsqueeze(1)).squeeze(1)
         loss = huber(q, target, batch.get("weight"))
-        backward(self.optimizer, loss)
+        backward(self.optimizers["model"], loss)
         return loss.detach(), q.detach(), q.detach() - target
-
-    def gradient_in_numpy(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-        """`gradient` by hand, for small networks: the slope of Huber's loss is the error, at most one."""
-        assert self.network is not None
-        arrays = {key: value.numpy() for key, value in batch.items()}
-        obs, next_obs, rows = flat(arrays["obs"]), flat(arrays["next_obs"]), np.arange(len(arrays["reward"]))
-        next_q = self.target_network(next_obs)
-        value = next_q[rows, self.network(next_obs).argmax(1)] if self.hp.double else next_q.max(1)
-        q_of_all = self.network(obs)
-        q = q_of_all[rows, arrays["action"]]
-        error = q - (arrays["reward"] + arrays["discount"] * value)
-        slope = error.clip(-1, 1)
-        weight = arrays.get("weight", np.float32(1))
-        gradient = np.zeros_like(q_of_all)
-        gradient[rows, arrays["action"]] = slope * weight / np.float32(len(rows))
-        self.network.backward(obs, gradient)
-        loss = (slope * (error - 0.5 * slope) * weight).mean()  # e^2 / 2 up to one, |e| - 1/2 beyond
-        return torch.as_tensor(loss), torch.from_numpy(q), torch.from_numpy(error)
 
     @torch.no_grad()
     def targets(self, batch: Batch) -> Tensor:
@@ -174,17 +123,11 @@ class DQN(ReplayAlgorithm):
         return cast(Tensor, batch["reward"] + batch["discount"] * value)
 
     def state_dict(self) -> State:
-        return super().state_dict() | {
-            "model": self.model.state_dict(),
-            "target_model": self.target_model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-        }
+        return super().state_dict() | {"target_model": self.target_model.state_dict()}
 
     def load_state_dict(self, state: State) -> None:
         super().load_state_dict(state)
-        self.model.load_state_dict(state["model"])
         self.target_model.load_state_dict(state["target_model"])
-        self.optimizer.load_state_dict(state["optimizer"])
 
 
 def huber(q: Tensor, target: Tensor, weight: Tensor | None) -> Tensor:

@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 from rl_training.algorithms.base import scalar, setting
-from rl_training.algorithms.muzero import MuZero, MuZeroHyperparameters
-from rl_training.algorithms.planning import model_options
+from rl_training.algorithms.muzero import MuZeroHyperparameters
+from rl_training.algorithms.planning import PlanningLearner
+from rl_training.algorithms.planning_losses import step_weights, unrolled_losses
 from rl_training.algorithms.replay_based import annealing
 from rl_training.data.replay import Replay
 from rl_training.models.efficientzero import EfficientZeroModel
-from rl_training.models.muzero import PlanningModel
 from rl_training.ops.augment import augmented
-from rl_training.types import Array, Batch, Spaces
+from rl_training.types import Array, Batch
 
 
 @dataclass(frozen=True)
@@ -39,20 +39,10 @@ class EfficientZeroHyperparameters(MuZeroHyperparameters):
     consistency_coef: float = scalar(2.0, "consistency loss coefficient (predicted latent states against encoded ones)")
 
 
-class EfficientZero(MuZero):
+class EfficientZero(PlanningLearner):
     Hyperparameters = EfficientZeroHyperparameters
     hp: EfficientZeroHyperparameters
     model: EfficientZeroModel
-
-    @classmethod
-    def make_model(cls, spaces: Spaces, hp: Any) -> PlanningModel:
-        sizes = {"lstm_size": hp.lstm_size, "projection_size": hp.projection_size}
-        return EfficientZeroModel(spaces, lstm_horizon=hp.lstm_horizon, **sizes, **model_options(hp))
-
-    def rules(self) -> Any:
-        from rl_training.ops.search import EFFICIENTZERO
-
-        return EFFICIENTZERO
 
     def steps_to_bootstrap(self, replay: Replay, index: Array) -> Array:
         """[B] The older a sequence, the less its actions are the policy's: it then bootstraps after fewer of them."""
@@ -67,7 +57,7 @@ class EfficientZero(MuZero):
         followed = np.where(batch["policy_mask"][:, 1:] > 0, place[:, 1:], place[:, :1])
         return batch | {"next_obs": replay.observations(followed.reshape(-1))}
 
-    def as_learned_from(self, batch: Batch) -> Batch:
+    def augment(self, batch: Batch) -> Batch:
         if not self.hp.augment:
             return batch
         space = self.spaces.observation
@@ -76,16 +66,24 @@ class EfficientZero(MuZero):
     def coefficients(self) -> dict[str, float]:
         return super().coefficients() | {"consistency": self.hp.consistency_coef}
 
-    def more_losses(self, batch: Batch, states: list[Tensor]) -> dict[str, Tensor]:
-        """How far the imagined states are from those of the observations that came."""
-        imagined = torch.stack(states[1:], 1)
-        with torch.no_grad():
-            came = self.model.represent(batch["next_obs"])
-        distance = self.model.consistency_loss(imagined.flatten(0, 1), came).view(imagined.shape[:2])
-        weight = self.step_weights(len(states))[1:]
-        return {"consistency": (weight * batch["policy_mask"][:, 1:] * distance).sum(1)}
+    def losses(self, batch: Batch) -> tuple[dict[str, Tensor], Tensor]:
+        hp, model = self.hp, self.model
+        weight = step_weights(hp.unroll_steps, hp.unroll_coef, self.device)
+        prefix = value_prefixes(batch["reward"], hp.lstm_horizon)
+        losses, error, states = unrolled_losses(model, batch, weight, prefix, gradient_scale=hp.hidden_gradient_scale)
+        consistency = consistency_losses(model, states[1:], batch["next_obs"])
+        losses["consistency"] = (weight[1:] * batch["policy_mask"][:, 1:] * consistency).sum(1)
+        return losses, error
 
-    def reward_target(self, batch: Batch) -> Tensor:
-        """[B, K] Value prefixes: sums of the rewards since the LSTM last began."""
-        parts = torch.split(batch["reward"], self.hp.lstm_horizon, 1)
-        return torch.cat([part.cumsum(1) for part in parts], 1)
+
+def value_prefixes(reward: Tensor, horizon: int) -> Tensor:
+    """[B, K] Sums of rewards [B, K] since the LSTM was last reset."""
+    return torch.cat([part.cumsum(1) for part in torch.split(reward, horizon, 1)], 1)
+
+
+def consistency_losses(model: EfficientZeroModel, predicted: list[Tensor], next_obs: Any) -> Tensor:
+    """[B, K] The distance of K predicted states [B, S] from those of the observations [B * K, ...] that followed."""
+    states = torch.stack(predicted, 1)
+    with torch.no_grad():
+        encoded = model.represent(next_obs)
+    return model.consistency_loss(states.flatten(0, 1), encoded).view(states.shape[:2])

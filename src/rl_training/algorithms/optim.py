@@ -6,42 +6,14 @@ longer than that of the rest of torch.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from rl_training.data.state_check import compare_state
+from rl_training.models.parameters import FlatParameters
 from rl_training.types import Metrics, State
-
-_ALIGNMENT = 16  # elements: parameters start at multiples of 64 bytes, as if allocated on their own
-
-
-class FlatParameters:
-    """Parameters and their gradients as two vectors; each parameter stays where it was, as a view.
-
-    Modules work on as before, `load_state_dict` included, as long as nothing replaces their tensors: move a model to
-    its device first. Several optimizers may share one FlatParameters.
-    """
-
-    def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
-        self.parameters = [p for p in parameters if p.requires_grad]
-        self.offsets, size = [], 0
-        for p in self.parameters:
-            self.offsets.append(size)
-            size += -(-p.numel() // _ALIGNMENT) * _ALIGNMENT
-        self.vector = self.parameters[0].data.new_zeros(size)
-        self.gradient = torch.zeros_like(self.vector)
-        views, gradients = self.views(self.vector), self.views(self.gradient)
-        for p, view, gradient in zip(self.parameters, views, gradients, strict=True):
-            view.copy_(p.data)
-            p.data, p.grad = view, gradient
-
-    def views(self, vector: Tensor) -> list[Tensor]:
-        """A vector as long as this one, in the parameters' shapes and strides: convolutions may be channels last."""
-        places = zip(self.parameters, self.offsets, strict=True)
-        return [vector.as_strided(p.shape, p.stride(), offset) for p, offset in places]
 
 
 class Optimizer:
@@ -51,6 +23,7 @@ class Optimizer:
 
     def __init__(self, parameters: FlatParameters) -> None:
         self.parameters = parameters
+        _ = parameters.gradient  # allocated here: a network that only acts has none
 
     def step(self, lr: float) -> None:
         raise NotImplementedError

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rl_training.algorithms.actor_critic import (
-    ActorCriticAlgorithm,
     ActorCriticHyperparameters,
+    ActorCriticLearner,
     mean_entropy,
     total_loss,
 )
@@ -36,7 +36,7 @@ class PPOHyperparameters(ActorCriticHyperparameters):
     normalize_advantage: bool = setting(True, "normalize advantages to mean 0 and deviation 1 in each minibatch")
 
 
-class PPO(ActorCriticAlgorithm):
+class PPO(ActorCriticLearner):
     Hyperparameters = PPOHyperparameters
     hp: PPOHyperparameters
 
@@ -51,15 +51,17 @@ class PPO(ActorCriticAlgorithm):
             # Before the step, so that a policy found too far away moves no further.
             if hp.target_kl is not None and approx_kl(log_ratio).item() > 1.5 * hp.target_kl:
                 break
-            norm = gradient_step(self.optimizer, loss, lr=hp.learning_rate, max_grad_norm=hp.max_grad_norm)
+            norm = gradient_step(self.optimizers["model"], loss, lr=hp.learning_rate, max_grad_norm=hp.max_grad_norm)
             metrics.add(grad_norm=norm)
             self.gradient_steps += 1
+        self.actor.version += 1
         log_ratio = torch.cat(log_ratios)
         metrics.add(approx_kl=approx_kl(log_ratio), clip_fraction=clip_fraction(log_ratio, hp.clip_coef))
         return metrics.mean()
 
     def epochs(self, batch: Batch) -> Iterator[Batch]:
-        """All minibatches of an update, shuffled anew for each epoch."""
+        """All minibatches of an update, shuffled for each epoch."""
+        batch = {key: batch[key] for key in ("obs", "action", "logprob", "value", "advantage", "target")}
         for _ in range(int(self.hp.update_epochs)):
             yield from minibatches(batch, int(self.hp.num_minibatches), self.rng)
 

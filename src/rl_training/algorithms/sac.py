@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 import math
+from copy import deepcopy
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
-import gymnasium as gym
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
+from rl_training.acting.actor import SquashedGaussianActor
 from rl_training.algorithms.base import scalar, setting
-from rl_training.algorithms.optim import Adam, FlatParameters, descend
-from rl_training.algorithms.replay_based import ReplayAlgorithm, ReplayHyperparameters
-from rl_training.config import InputError
+from rl_training.algorithms.optim import Adam, descend
+from rl_training.algorithms.replay_based import ReplayHyperparameters, ReplayLearner
 from rl_training.data.batch import to_device
 from rl_training.data.replay import Replay
-from rl_training.models.acting import make_forward
-from rl_training.models.sac import SACModel
-from rl_training.types import Batch, Decision, Observation, Spaces, State
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
+from rl_training.models.parameters import FlatParameters, num_parameters
+from rl_training.models.sac import TwinCritic
+from rl_training.types import Batch, State
 
 
 @dataclass(frozen=True)
@@ -45,50 +41,25 @@ class SACHyperparameters(ReplayHyperparameters):
     )
 
 
-class SAC(ReplayAlgorithm):
+class SAC(ReplayLearner[Replay]):
     Hyperparameters = SACHyperparameters
     hp: SACHyperparameters
+    actor: SquashedGaussianActor
 
-    def __init__(
-        self,
-        model: SACModel,
-        spaces: Spaces,
-        hp: SACHyperparameters,
-        *,
-        rng: np.random.Generator,
-        device: torch.device | str = "cpu",
-    ) -> None:
-        super().__init__(spaces, hp, rng=rng, device=device)
-        assert spaces.action.shape is not None
-        self.action_shape, self.action_size = spaces.action.shape, math.prod(spaces.action.shape)
-        self.model = model.to(self.device)
-        self.actor, self.critic, self.target_critic = model.actor, model.critic, model.target_critic
-        self.log_alpha = model.log_alpha
-        self.actor_optimizer = Adam(FlatParameters(self.actor.parameters()), eps=1e-8)
-        self.critic_optimizer = Adam(FlatParameters(self.critic.parameters()), eps=1e-8)
-        self.alpha_optimizer = Adam(FlatParameters([self.log_alpha]), eps=1e-8)
+    def __init__(self, actor: SquashedGaussianActor, hp: SACHyperparameters, *, rng: np.random.Generator) -> None:
+        super().__init__(actor, hp, rng=rng)
+        self.policy, self.action_size = actor.model, math.prod(actor.spaces.action.shape or ())
+        self.critic = TwinCritic(actor.spaces, hp.hidden_sizes, hp.activation).to(self.device)
+        self.target_critic = deepcopy(self.critic)
+        self.log_alpha = nn.Parameter(torch.tensor(math.log(hp.initial_alpha), device=self.device))
         self.target = FlatParameters(self.target_critic.parameters())
         self.target_critic.requires_grad_(False)
-        self.num_parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)
-        self.forward = make_forward(self.actor.encoder, self.actor.network)
-
-    @classmethod
-    def build(cls, spaces: Spaces, hp: SACHyperparameters, *, rng: np.random.Generator, device: torch.device) -> Self:
-        """The algorithm with a fresh model for these spaces."""
-        if not (isinstance(spaces.action, gym.spaces.Box) and spaces.action.shape):
-            raise InputError(
-                f"soft actor-critic acts in Box spaces of floats with at least one axis, not {spaces.action}: use dqn "
-                "or ppo, or a gymnasium.ActionWrapper that offers such a Box"
-            )
-        model = SACModel(spaces, hp.hidden_sizes, hp.activation, initial_alpha=hp.initial_alpha)
-        return cls(model, spaces, hp, rng=rng, device=device)
-
-    def act(self, obs: Observation, memory: Any, *, explore: bool, rng: np.random.Generator) -> Decision:
-        (output,) = self.forward(obs)
-        policy = self.actor.policy(output)
-        explore = explore or not self.hp.deterministic_eval
-        action = policy.sample(policy.noise(rng)) if explore else policy.mode
-        return Decision(action.reshape(len(action), *self.action_shape), memory, {})
+        self.num_parameters += num_parameters(self.critic) + 1
+        self.optimizers = {
+            "policy": Adam(actor.parameters, eps=1e-8),
+            "critic": Adam(FlatParameters(self.critic.parameters()), eps=1e-8),
+            "alpha": Adam(FlatParameters([self.log_alpha]), eps=1e-8),
+        }
 
     def one_step(self, replay: Replay) -> dict[str, Tensor]:
         return self.update(self.sample(replay))
@@ -98,20 +69,20 @@ class SAC(ReplayAlgorithm):
         hp = self.hp
         shape = (2, len(batch["reward"]), self.action_size)
         noise = to_device(torch.from_numpy(self.rng.standard_normal(shape, dtype=np.float32)), self.device)
-        action, log_prob = self.actor(batch["obs"]).sample_with_log_prob(noise[0])
+        action, log_prob = self.policy(batch["obs"]).sample_with_log_prob(noise[0])
         alpha, report = self.alpha_step(log_prob.detach().mean())
 
         target = self.targets(batch, alpha, noise[1])
         q = self.critic(batch["obs"], batch["action"].flatten(1))
         critic_loss = F.mse_loss(q, target.expand_as(q))  # half the sum of both critics' errors
         critic_lr = hp.learning_rate if hp.critic_learning_rate is None else hp.critic_learning_rate
-        descend(self.critic_optimizer, critic_loss, lr=critic_lr)
+        descend(self.optimizers["critic"], critic_loss, lr=critic_lr)
 
         value = torch.minimum(*self.critic(batch["obs"], action))
         actor_loss = (alpha * log_prob - value).mean()
-        descend(self.actor_optimizer, actor_loss, lr=hp.learning_rate)
+        descend(self.optimizers["policy"], actor_loss, lr=hp.learning_rate)
 
-        self.target.vector.lerp_(self.critic_optimizer.parameters.vector, hp.tau)
+        self.target.vector.lerp_(self.optimizers["critic"].parameters.vector, hp.tau)
         losses = {"actor_loss": actor_loss, "critic_loss": critic_loss, "q_value": q.mean()}
         return report | {name: value.detach() for name, value in losses.items()}
 
@@ -127,28 +98,26 @@ class SAC(ReplayAlgorithm):
         target_entropy = -float(self.action_size) if hp.target_entropy is None else hp.target_entropy
         loss = self.log_alpha * (entropy - target_entropy)
         lr = hp.learning_rate if hp.alpha_learning_rate is None else hp.alpha_learning_rate
-        descend(self.alpha_optimizer, loss, lr=lr)
+        descend(self.optimizers["alpha"], loss, lr=lr)
         report = {"entropy": entropy, "alpha": alpha, "alpha_loss": loss.detach()}
         return alpha, report | {"target_entropy": torch.full_like(entropy, target_entropy)}
 
     @torch.no_grad()
     def targets(self, batch: Batch, alpha: Tensor | float, noise: Tensor) -> Tensor:
         """[B] reward + discount * (min Q'(s', a') - alpha log pi(a'|s')), a' by the actor as it is now (eq. 3, 5)."""
-        action, log_prob = self.actor(batch["next_obs"]).sample_with_log_prob(noise)
+        action, log_prob = self.policy(batch["next_obs"]).sample_with_log_prob(noise)
         value: Tensor = torch.minimum(*self.target_critic(batch["next_obs"], action)) - alpha * log_prob
         return torch.addcmul(batch["reward"], batch["discount"], value)
 
     def state_dict(self) -> State:
         return super().state_dict() | {
-            "model": self.model.state_dict(),
-            "actor_optimizer": self.actor_optimizer.state_dict(),
-            "critic_optimizer": self.critic_optimizer.state_dict(),
-            "alpha_optimizer": self.alpha_optimizer.state_dict(),
+            "critic": self.critic.state_dict(),
+            "target_critic": self.target_critic.state_dict(),
+            "log_alpha": self.log_alpha.detach(),
         }
 
     def load_state_dict(self, state: State) -> None:
         super().load_state_dict(state)
-        self.model.load_state_dict(state["model"])
-        self.actor_optimizer.load_state_dict(state["actor_optimizer"])
-        self.critic_optimizer.load_state_dict(state["critic_optimizer"])
-        self.alpha_optimizer.load_state_dict(state["alpha_optimizer"])
+        self.critic.load_state_dict(state["critic"])
+        self.target_critic.load_state_dict(state["target_critic"])
+        self.log_alpha.data.copy_(state["log_alpha"])

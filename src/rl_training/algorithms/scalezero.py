@@ -10,32 +10,27 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from rl_training.acting.planner import Plan
+from rl_training.acting.planning import search_arguments, signed_discount
+from rl_training.acting.scalezero import ScaleZeroActor, plan_in_task
 from rl_training.algorithms.base import scalar, setting
-from rl_training.algorithms.muzero import MuZero, cooling
-from rl_training.algorithms.optim import Adam, FlatParameters, backward, clipped_step
-from rl_training.algorithms.planner import Plan, Planner
-from rl_training.algorithms.planning import stored_with_step
-from rl_training.algorithms.replay_based import CAPACITY, ReplayAlgorithm, ReplayHyperparameters
+from rl_training.algorithms.muzero import cooling
+from rl_training.algorithms.optim import Adam, backward, clipped_step
+from rl_training.algorithms.planning import to_tensors
+from rl_training.algorithms.planning_losses import policy_loss
+from rl_training.algorithms.planning_targets import sequence_targets
+from rl_training.algorithms.replay_based import CAPACITY, ReplayHyperparameters, ReplayLearner
 from rl_training.config import InputError, nearest
-from rl_training.data.batch import to_device, tree_map
-from rl_training.data.history import check_history, empty_history, extended_history, to_history, to_memory
+from rl_training.data.batch import tree_map
 from rl_training.data.replay import Replay
-from rl_training.models.acting import to_tensors
-from rl_training.models.moe import Adapters
-from rl_training.models.numpy_transformer import NumpyInference, task_inference
-from rl_training.models.scalezero import ScaleZeroModel, TaskModel
-from rl_training.models.world_transformer import Size
-from rl_training.types import Array, Batch, Decision, History, Observation, Spaces, State
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
+from rl_training.models.parameters import FlatParameters
+from rl_training.types import Array, Batch, History, State
 
 
 @dataclass(frozen=True)
@@ -101,133 +96,33 @@ class ScaleZeroHyperparameters(ReplayHyperparameters):
     reward_coef: float = scalar(1.0, "reward loss coefficient")
 
 
-class TaskPlanner(Planner):
-    def __init__(self, model: TaskModel, spaces: Spaces) -> None:
-        super().__init__(model, spaces, num_candidates=0)
-        self.inference = task_inference(model)
-
-    def refresh(self) -> None:
-        if isinstance(self.inference, NumpyInference):
-            self.inference.refresh()
-
-
-class TaskPlayer(MuZero):
-    """MuZero's acting and targets in one task, by the networks of all.
-
-    It remembers the last context - 1 steps of an episode. Wherever the networks are asked about an observation (roots
-    in play and in reanalysis, values to bootstrap from, the first step of a sequence), they see the steps before it.
-    """
-
-    def __init__(self, whole: ScaleZero, task: int) -> None:
-        # Not MuZero's own: networks, optimizer and clocks are the whole's.
-        self.whole, self.task = whole, task
-        self.spaces, self.rng, self.device = whole.spaces[task], whole.rng, whole.device
-        self.planner = TaskPlanner(whole.model.for_task(task), self.spaces)
-        self.target_planner = TaskPlanner(whole.target_model.for_task(task), self.spaces)
-
-    @property
-    def hp(self) -> Any:  # type: ignore[override]
-        return self.whole.hp
-
-    def refresh(self) -> None:
-        self.planner.refresh()
-        self.target_planner.refresh()
-
-    def plan(self, obs: Observation, *, planner: Planner | None = None, **numbers: Any) -> Plan:
-        whole = self.whole
-        model = whole.target_model if planner is self.target_planner else whole.model
-        with model.fixed_weights():
-            return super().plan(obs, planner=planner, **numbers)
-
-    def act(self, obs: Observation, memory: Any, *, explore: bool, rng: np.random.Generator) -> Decision:
-        """memory: a history as flat arrays, of length 0 where an episode begins; empty at the first call."""
-        if self.remembers == 0:
-            return super().act(obs, memory, explore=explore, rng=rng)
-        history = to_history(memory) if memory else empty_history(obs, self.remembers)
-        check_history(history, obs, self.remembers)
-        numbers = self.numbers_in_play() if explore else self.numbers_in_evaluation()
-        plan = self.plan(obs, rng=rng, history=history, **numbers)
-        memory = to_memory(extended_history(history, obs, plan.action))
-        return Decision(plan.action, memory, stored_with_step(plan))
-
-    @property
-    def remembers(self) -> int:
-        """Steps before the newest observation."""
-        return self.whole.model.context - 1
-
-    def inputs_at(self, replay: Replay, place: Array) -> dict[str, Any]:
-        return super().inputs_at(replay, place) | self.history_at(replay, place)
-
-    def history_at(self, replay: Replay, place: Array) -> dict[str, History]:
-        return {"history": replay.history(place, self.remembers)} if self.remembers else {}
-
-    def targets(self, replay: Replay, index: Array) -> dict[str, Any]:
-        """With the observations [B, H + 1, ...] of all steps; an episode that is over stays at its last. And with the
-        history before them: else no step of a sequence but its last ones would know as much as a root does."""
-        batch, count = super().targets(replay, index), self.hp.unroll_steps + 1
-        sequence = replay.sequences(index, count)
-        at = np.minimum(np.arange(count), sequence["steps"][:, None])
-        place = np.take_along_axis(sequence["place"], at, 1)
-        obs = tree_map(lambda x: x.reshape(*place.shape, *x.shape[1:]), replay.observations(place.reshape(-1)))
-        return batch | {"obs": obs} | self.history_at(replay, index)
-
-    @torch.no_grad()
-    def values_now(self, replay: Replay, place: Array) -> Array:
-        """As a search's root has them."""
-        inputs = to_tensors(self.inputs_at(replay, place.reshape(-1)), self.device)
-        values = self.whole.target_model.for_task(self.task).values(inputs["obs"], inputs.get("history"))
-        return values.cpu().numpy().reshape(place.shape)
-
-
-class ScaleZero(ReplayAlgorithm):
-    """Each gradient step learns from sequences of every task that is not solved yet; see `TaskPlayer` for the rest."""
+class ScaleZero(ReplayLearner[Sequence[Replay]]):
+    """Each gradient step learns from sequences of every task that is not solved yet."""
 
     Hyperparameters = ScaleZeroHyperparameters
     hp: ScaleZeroHyperparameters
-    spaces: Sequence[Spaces]  # type: ignore[assignment]  # of each task
+    actor: ScaleZeroActor
+    prioritized = True
     PRIORITY_FLOOR = 1e-6
 
     def __init__(
         self,
-        model: ScaleZeroModel,
-        spaces: Sequence[Spaces],
+        actor: ScaleZeroActor,
         hp: ScaleZeroHyperparameters,
         *,
         rng: np.random.Generator,
-        device: torch.device | str = "cpu",
         names: Sequence[str] = (),
     ) -> None:
-        """names: the tasks' env ids, without which none can be solved: to act needs none."""
-        super().__init__(spaces, hp, rng=rng, device=device)  # type: ignore[arg-type]
-        self.names = list(names)
+        """names: the tasks' env ids; without them no task can be solved."""
+        super().__init__(actor, hp, rng=rng)
+        self.names, self.spaces = list(names), actor.spaces
         self.target_returns = numbered(hp.target_returns or {}, self.names)
-        self.model = model.to(self.device).eval()
-        self.target_model = deepcopy(self.model)
-        self.num_parameters = sum(p.numel() for p in model.parameters())
+        self.model, self.target_model = actor.model, deepcopy(actor.model)
         self.solved: list[int] = []
-        self.scores: list[float | None] = [None] * len(spaces)  # mean returns of the last evaluation
+        self.scores: list[float | None] = [None] * len(self.spaces)  # mean returns of the last evaluation
         self.stage_began = 0  # the gradient step
         self.solved_before = 0  # tasks, when the stage began
         self.use_stage(0)
-
-    @classmethod
-    def build(
-        cls, spaces: Sequence[Spaces], hp: Any, *, rng: np.random.Generator, device: torch.device, **options: Any
-    ) -> Self:
-        model = ScaleZeroModel(
-            spaces,
-            Size(hp.width, hp.layers, hp.heads, hp.num_experts, hp.expert_size),
-            Adapters(hp.num_adapters, hp.adapter_rank, hp.adapter_alpha, hp.adapter_dropout),
-            hidden_sizes=hp.hidden_sizes,
-            activation=hp.activation,
-            context=hp.context,
-            train_context=hp.train_context,
-            value_limit=hp.value_limit,
-            reward_limit=hp.reward_limit,
-            task_embedding=hp.task_embedding,
-            routing=hp.routing,
-        )
-        return cls(model, spaces, hp, rng=rng, device=device, **options)
 
     def use_stage(self, stage: int) -> None:
         """Let the parameters of a stage learn, with an optimizer that knows nothing yet."""
@@ -236,22 +131,23 @@ class ScaleZero(ReplayAlgorithm):
             model.set_stage(stage)
         self.target_model.requires_grad_(False)
         self.optimizer = Adam(FlatParameters(self.model.parameters()), eps=1e-8)
-        self.moves = self.what_moves()
-        # Anew, because the parameters have moved, and a captured graph reads from where they were.
-        self.players = [TaskPlayer(self, task) for task in range(len(self.spaces))]
+        self.optimizers = {"model": self.optimizer}
+        self.trainable = self.trainable_mask()
+        self.actor.rebuild()
+        self.target_planners = [self.actor.planner_of(self.target_model, task) for task in range(len(self.spaces))]
 
-    def what_moves(self) -> Tensor:
+    def trainable_mask(self) -> Tensor:
         """[P] 1, or 0 for parameters that belong to solved tasks alone."""
         flat = self.optimizer.parameters
-        moves = torch.ones_like(flat.vector)
-        views = dict(zip(map(id, flat.parameters), flat.views(moves), strict=True))
+        mask = torch.ones_like(flat.vector)
+        views = dict(zip(map(id, flat.parameters), flat.views(mask), strict=True))
         for task in self.solved:
             for part in (self.model.encoders[task], self.model.heads[task]):
                 for parameter in part.parameters():
                     views[id(parameter)].zero_()
             if self.model.task is not None:
                 views[id(self.model.task)][task] = 0.0
-        return moves
+        return mask
 
     def stage_is_over(self) -> bool:
         """Once as many tasks were solved as each adapter that is left should account for, or after long enough."""
@@ -272,53 +168,78 @@ class ScaleZero(ReplayAlgorithm):
             self.scores[task] = score
             if self.active(task) and score >= self.target_returns.get(task, math.inf):
                 self.solved.append(task)
-        self.moves = self.what_moves()
+        self.trainable = self.trainable_mask()
         for average in (self.optimizer.mean, self.optimizer.square):
-            average.mul_(self.moves)
+            average.mul_(self.trainable)
 
     def active(self, task: int) -> bool:
         return task not in self.solved
 
-    def make_replay(self, num_envs: int, *, task: int) -> Replay:  # type: ignore[override]
-        return self.players[task].make_replay(num_envs)
-
-    def act(self, obs: Observation, memory: Any, *, explore: bool, rng: np.random.Generator, task: int = 0) -> Decision:
-        return self.players[task].act(obs, memory, explore=explore, rng=rng)
-
-    def plan(self, obs: Observation, *, task: int = 0, **numbers: Any) -> Plan:
-        """See MuZero.plan."""
-        return self.players[task].plan(obs, **numbers)
-
-    def learn(self, replays: Sequence[Replay]) -> dict[str, list[Tensor]]:  # type: ignore[override]
-        reports: dict[str, list[Tensor]] = {}
-        for _ in range(self.steps_due(sum(replay.added for replay in replays))):
-            for name, value in self.one_step(replays).items():
-                reports.setdefault(name, []).append(value)
-            self.gradient_steps += 1
-        return reports
-
-    def one_step(self, replays: Sequence[Replay]) -> dict[str, Tensor]:  # type: ignore[override]
-        hp = self.hp
+    def one_step(self, replay: Sequence[Replay]) -> dict[str, Tensor]:
+        hp, replays = self.hp, replay
         if self.stage_is_over():
             self.next_stage()
         batches: dict[int, Batch] = {}
         drawn: dict[int, Array] = {}
         for task in filter(self.active, range(len(replays))):
-            drawn[task], weight = replays[task].draw(
-                hp.batch_size, self.rng, beta=hp.beta, exponent=hp.priority_exponent
-            )
-            batches[task] = self.to_tensors(self.players[task].targets(replays[task], drawn[task]) | {"weight": weight})
+            replay = replays[task]
+            drawn[task], weight = replay.draw(hp.batch_size, self.rng, beta=hp.beta, exponent=hp.priority_exponent)
+            batches[task] = to_tensors(self.targets(task, replay, drawn[task]) | {"weight": weight}, self.device)
         report, errors = self.update(batches)
         for task, error in errors.items():
             replays[task].set_priorities(drawn[task], error.abs().cpu().double().numpy() + self.PRIORITY_FLOOR)
         self.move_target()
-        for player in self.players:
-            player.refresh()
+        self.actor.refresh()
+        for planner in self.target_planners:
+            planner.refresh()
         numbers = {"stage": self.stage, "active_tasks": len(batches)}
         return report | {name: torch.tensor(float(x), device=self.device) for name, x in numbers.items()}
 
-    def to_tensors(self, batch: dict[str, Any]) -> Batch:
-        return {key: to_device(tree_map(torch.as_tensor, value), self.device) for key, value in batch.items()}
+    def targets(self, task: int, replay: Replay, index: Array) -> dict[str, Any]:
+        """What to learn from the sequences that begin at places [B] of a task's replay: see `sequence_targets`.
+
+        With the observations [B, H + 1, ...] of all steps; an episode that is over stays at its last. And with the
+        history before them: without it only the last steps of a sequence would know as much as a root does.
+        """
+        targets, sequence = sequence_targets(
+            replay,
+            index,
+            self.hp,
+            n=int(self.hp.n_step),
+            discount=signed_discount(self.hp.gamma, self.spaces[task].num_players == 2),
+            action_space=self.spaces[task].action,
+            values_at=lambda place: self.target_values(task, replay, place),
+            plan_at=lambda place: self.reanalyse(task, replay, place),
+            rng=self.rng,
+        )
+        at = np.minimum(np.arange(self.hp.unroll_steps + 1), sequence["steps"][:, None])
+        place = np.take_along_axis(sequence["place"], at, 1)
+        obs = tree_map(lambda x: x.reshape(*place.shape, *x.shape[1:]), replay.observations(place.reshape(-1)))
+        return targets | {"obs": obs} | self.history_at(replay, index)
+
+    def history_at(self, replay: Replay, place: Array) -> dict[str, History]:
+        """The steps before places [B], where the context holds any."""
+        length = self.model.context - 1
+        return {"history": replay.history(place, length)} if length else {}
+
+    @torch.no_grad()
+    def target_values(self, task: int, replay: Replay, place: Array) -> Array:
+        """[M] The target network's values of the observations at places [M], as the root of a search has them."""
+        inputs = to_tensors({"obs": replay.observations(place), **self.history_at(replay, place)}, self.device)
+        values = self.target_model.for_task(task).values(inputs["obs"], inputs.get("history"))
+        return values.cpu().numpy()
+
+    def reanalyse(self, task: int, replay: Replay, place: Array) -> Plan:
+        """Search from the observations at places [M] with the target network, as in play, noise included."""
+        return plan_in_task(
+            self.target_planners[task],
+            self.target_model,
+            replay.observations(place),
+            self.hp,
+            rng=self.rng,
+            **self.history_at(replay, place),
+            **search_arguments(self.hp, explore=True),
+        )
 
     def update(self, batches: Mapping[int, Batch]) -> tuple[dict[str, Tensor], dict[int, Tensor]]:
         """One gradient step on all of these tasks; returns what to report, and V - target of the first steps [B]."""
@@ -336,7 +257,7 @@ class ScaleZero(ReplayAlgorithm):
         backward(self.optimizer, loss)
         # AdamW's decay: as part of the gradient, Adam would stretch it wherever there is no other.
         parameters = self.optimizer.parameters
-        parameters.vector.addcmul_(parameters.vector, self.moves, value=-hp.learning_rate * hp.weight_decay)
+        parameters.vector.addcmul_(parameters.vector, self.trainable, value=-hp.learning_rate * hp.weight_decay)
         norm = clipped_step(self.optimizer, lr=hp.learning_rate, max_grad_norm=hp.max_grad_norm)
         report = {"loss": loss.detach(), "grad_norm": norm}
         report |= {name: torch.stack([losses[name] for losses in each]).mean() for name in each[0]}
@@ -372,17 +293,16 @@ class ScaleZero(ReplayAlgorithm):
     def losses(self, task: int, batch: Batch) -> tuple[dict[str, Tensor], Tensor]:
         """Means over the steps of a sequence, each [B]; and V - target of the first steps [B]."""
         model, obs = self.model, batch["obs"]
-        said = model.unroll(task, obs, batch["action"], batch.get("history"))
+        predicted = model.unroll(task, obs, batch["action"], batch.get("history"))
         with torch.no_grad():
-            came = self.target_model.encode(task, tree_map(lambda x: x[:, 1:], obs))
-        log_policy = F.log_softmax(said.policy, -1)
+            encoded = self.target_model.encode(task, tree_map(lambda x: x[:, 1:], obs))
         each = {
-            "latent": batch["reward_mask"] * (said.latent - came).square().mean(-1),
-            "policy": batch["policy_mask"] * -(batch["policy"] * log_policy).sum(-1),
-            "value": batch["value_mask"] * model.value_support.loss(said.value, batch["value"]),
-            "reward": batch["reward_mask"] * model.reward_support.loss(said.reward, batch["reward"]),
+            "latent": batch["reward_mask"] * (predicted.latent - encoded).square().mean(-1),
+            "policy": batch["policy_mask"] * policy_loss(predicted.policy, batch),
+            "value": batch["value_mask"] * model.value_support.loss(predicted.value, batch["value"]),
+            "reward": batch["reward_mask"] * model.reward_support.loss(predicted.reward, batch["reward"]),
         }
-        error = model.value_support.to_scalar(said.value[:, 0].detach()) - batch["value"][:, 0]
+        error = model.value_support.to_scalar(predicted.value[:, 0].detach()) - batch["value"][:, 0]
         return {name: value.mean(1) for name, value in each.items()}, error
 
     @torch.no_grad()
@@ -393,9 +313,7 @@ class ScaleZero(ReplayAlgorithm):
 
     def state_dict(self) -> State:
         return super().state_dict() | {
-            "model": self.model.state_dict(),
             "target_model": self.target_model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
             "stage": self.stage,
             "stage_began": self.stage_began,
             "solved": list(self.solved),
@@ -406,16 +324,14 @@ class ScaleZero(ReplayAlgorithm):
     def state_pattern(self) -> State:
         """The optimizer has the size of its stage, and checks that itself."""
         scores = {str(task): float | None for task in range(len(self.spaces))}
-        return self.state_dict() | {"optimizer": dict, "scores": list(scores.values()), "solved": [int]}
+        return self.state_dict() | {"optimizers": dict, "scores": list(scores.values()), "solved": [int]}
 
     def load_state_dict(self, state: State) -> None:
-        super().load_state_dict(state)
         self.stage_began, self.solved_before = state["stage_began"], state["solved_before"]
         self.solved, self.scores = list(state["solved"]), list(state["scores"])
-        self.model.load_state_dict(state["model"])
         self.target_model.load_state_dict(state["target_model"])
         self.use_stage(state["stage"])
-        self.optimizer.load_state_dict(state["optimizer"])
+        super().load_state_dict(state)
 
 
 def numbered(returns: Mapping[str, float], names: Sequence[str]) -> dict[int, float]:

@@ -28,14 +28,23 @@ def flatten(batch: Batch) -> Batch:
     return {key: tree_map(lambda x: x.flatten(0, 1), entry) for key, entry in batch.items()}
 
 
-def select(batch: Batch, index: Tensor) -> Batch:
-    """Rows of a flat batch."""
-    return {key: tree_map(lambda x: x.index_select(0, index), entry) for key, entry in batch.items()}
-
-
 def minibatches(batch: Batch, count: int, rng: np.random.Generator) -> Iterator[Batch]:
-    """The rows of a flat batch, shuffled, in `count` parts whose sizes differ by at most one."""
-    reference = batch["action"]
-    order = torch.from_numpy(rng.permutation(len(reference))).to(reference.device, non_blocking=True)
-    for index in order.tensor_split(min(int(count), len(order))):
-        yield select(batch, index)
+    """The steps of a batch [T, N, ...], shuffled, in `count` flat parts [B, ...] whose sizes differ by at most one."""
+    batch = flatten(batch)
+    for index in _shuffled(len(batch["action"]), count, rng, batch["action"].device):
+        yield _select(batch, 0, index)
+
+
+def env_minibatches(batch: Batch, count: int, rng: np.random.Generator) -> Iterator[Batch]:
+    """The environments of a batch [T, N, ...], shuffled, in `count` parts [T, M, ...]; steps keep their order."""
+    for index in _shuffled(batch["action"].shape[1], count, rng, batch["action"].device):
+        yield _select(batch, 1, index)
+
+
+def _shuffled(size: int, count: int, rng: np.random.Generator, device: torch.device) -> tuple[Tensor, ...]:
+    order = torch.from_numpy(rng.permutation(size)).to(device, non_blocking=True)
+    return order.tensor_split(min(int(count), size))
+
+
+def _select(batch: Batch, axis: int, index: Tensor) -> Batch:
+    return {key: tree_map(lambda x: x.index_select(axis, index), entry) for key, entry in batch.items()}

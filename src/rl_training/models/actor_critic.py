@@ -11,15 +11,16 @@ import torch
 from torch import Tensor, nn
 
 from rl_training.config import InputError
-from rl_training.models.networks import Activation, NatureCNN, make_encoder, mlp
+from rl_training.models.networks import Activation, NatureCNN, make_encoder, mlp, mlp_trunk
 from rl_training.ops.distributions import Bernoulli, Categorical, DiagGaussian, Distribution, MultiCategorical, Numbers
 from rl_training.types import Array, Spaces, TensorTree
 
 
 class ActorCritic(nn.Module):
-    """Separate perceptrons for policy and value on the encoded observation; linear heads where it is a single image.
+    """Policy and value function: an encoder, a trunk (hidden layers) and a linear head for each of the two.
 
-    Only an encoder with weights (images) is shared between the two.
+    The encoder is shared, which matters only where it has weights (images). A single image has no trunks: the heads
+    read the features of the convolutions.
     """
 
     log_std: Tensor | None
@@ -33,31 +34,48 @@ class ActorCritic(nn.Module):
         log_std_init: float = 0.0,
     ) -> None:
         super().__init__()
-        self.head = ActionHead(spaces.action)
+        self.action_head = ActionHead(spaces.action)
         self.encoder = make_encoder(spaces.observation)
-        hidden = () if isinstance(self.encoder, NatureCNN) else hidden_sizes
-        self.policy = mlp([self.encoder.size, *hidden, self.head.size], activation, output_gain=0.01)
-        self.critic = mlp([self.encoder.size, *hidden, 1], activation, output_gain=1.0)
-        shape = self.head.log_std_shape
+        sizes = [self.encoder.size, *(() if isinstance(self.encoder, NatureCNN) else hidden_sizes)]
+        self.policy_trunk = mlp_trunk(sizes, activation)
+        self.policy_head = mlp([sizes[-1], self.action_head.size], output_gain=0.01)[0]
+        self.value_trunk = mlp_trunk(sizes, activation)
+        self.value_head = mlp([sizes[-1], 1], output_gain=1.0)[0]
+        shape = self.action_head.log_std_shape
         self.log_std = None if shape is None else nn.Parameter(torch.full(shape, log_std_init))
 
     def forward(self, obs: TensorTree) -> tuple[Distribution, Tensor]:
         """The policy and the values [B] at observations [B, ...]."""
         features = self.encoder(obs)
-        return self.head(self.policy(features), self.log_std), self.critic(features).squeeze(-1)
+        policy = self.policy_head(self.policy_trunk(features))
+        return self.action_head(policy, self.log_std), self.value_of(features)
 
     def acting_policy(self, output: Array) -> Distribution:
-        """The policy from outputs [N, head.size] of its network that came as an array."""
+        """The policy from outputs [N, action_head.size] of its network, given as an array."""
         log_std = None if self.log_std is None else self.log_std.detach().cpu().numpy()
-        return self.head(output if self.head.takes_numpy else torch.from_numpy(output), log_std)
+        return self.action_head(output if self.action_head.takes_numpy else torch.from_numpy(output), log_std)
 
     def value(self, obs: TensorTree) -> Tensor:
         """[B]"""
-        return cast(Tensor, self.critic(self.encoder(obs)).squeeze(-1))
+        return self.value_of(self.encoder(obs))
+
+    def value_of(self, features: Tensor) -> Tensor:
+        """[B] of encoded observations [B, size]."""
+        return cast(Tensor, self.value_head(self.value_trunk(features)).squeeze(-1))
+
+    def networks(self) -> tuple[nn.Sequential, nn.Sequential]:
+        """(policy, value): each trunk with its head."""
+        return nn.Sequential(*self.policy_trunk, self.policy_head), nn.Sequential(*self.value_trunk, self.value_head)
+
+    def groups(self) -> dict[str, list[nn.Parameter]]:
+        """The parameters of the policy, a shared encoder included, and those of the value function alone."""
+        value = [*self.value_trunk.parameters(), *self.value_head.parameters()]
+        alone = set(map(id, value))
+        return {"policy": [p for p in self.parameters() if id(p) not in alone], "value": value}
 
 
 class ActionHead:
-    """What a network must put out for an action space, and the distribution that this makes."""
+    """The number of outputs that a policy needs for an action space, and the distribution they stand for."""
 
     def __init__(self, space: gym.Space) -> None:
         self.log_std_shape: tuple[int, ...] | None = None

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rl_training.config import InputError
-from rl_training.models.networks import ACTIVATIONS, Activation, is_image, make_encoder, mlp
+from rl_training.models.networks import Activation, is_image, make_encoder, mlp_trunk
 from rl_training.models.residual import (
     Dynamics,
     Planes,
@@ -224,8 +224,7 @@ def perceptron_parts(
         raise InputError("hidden_sizes is empty, but a planning model needs a hidden layer: give at least one size")
 
     def trunk(fan_in: int) -> nn.Sequential:
-        """Pairs of a linear layer and an activation, which stands at the end as well."""
-        return nn.Sequential(*mlp([fan_in, *hidden_sizes], activation, init="torch"), ACTIVATIONS[activation]())
+        return mlp_trunk([fan_in, *hidden_sizes], activation, init="torch")
 
     encoder = make_encoder(space, "torch")
     return Parts(

@@ -55,6 +55,13 @@ def mlp(
     return nn.Sequential(*layers)
 
 
+def mlp_trunk(sizes: Sequence[int], activation: Activation = "tanh", *, init: Init = "orthogonal") -> nn.Sequential:
+    """Linear layers of these sizes, input first, each followed by an activation; nothing where there is one size."""
+    return (
+        nn.Sequential(*mlp(sizes, activation, init=init), ACTIVATIONS[activation]()) if sizes[1:] else nn.Sequential()
+    )
+
+
 class NatureCNN(nn.Module):
     """The convolutional encoder of Mnih et al. (2015): uint8 images [B, ...] to features [B, 512] after a ReLU.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from copy import deepcopy
 from functools import partial
 from itertools import pairwise
 from typing import cast
@@ -26,26 +25,8 @@ IN_PLACE: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-class SACModel(nn.Module):
-    """Actor and critics with encoders of their own, the critics' slowly moving copy, and the entropy's weight."""
-
-    def __init__(
-        self,
-        spaces: Spaces,
-        hidden_sizes: Sequence[int] = (256, 256),
-        activation: Activation = "relu",
-        *,
-        initial_alpha: float = 1.0,
-    ) -> None:
-        super().__init__()
-        self.actor = Actor(spaces, hidden_sizes, activation)
-        self.critic = TwinCritic(spaces, hidden_sizes, activation)
-        self.target_critic = deepcopy(self.critic)
-        self.log_alpha = nn.Parameter(torch.tensor(math.log(initial_alpha)))
-
-
-class Actor(nn.Module):
-    """Actions are vectors here, whatever the shape of their Box."""
+class SquashedGaussianPolicy(nn.Module):
+    """The policy of soft actor-critic. Its actions are vectors [A], whatever the shape of their Box."""
 
     def __init__(self, spaces: Spaces, hidden_sizes: Sequence[int], activation: Activation) -> None:
         super().__init__()

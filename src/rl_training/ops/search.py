@@ -16,12 +16,12 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from rl_training.ops import tree as compiled
-from rl_training.ops.tree import Numbers, Perceptrons, PrefixLSTM, Tree, Variant, make_tree
+from rl_training.ops.tree import Perceptrons, PrefixLSTM, SearchConstants, Tree, Variant, make_tree
 from rl_training.types import Array
 
 
 class Evaluation(NamedTuple):
-    """What a model says of B new nodes."""
+    """A model's prediction for B new nodes."""
 
     logits: Array  # [B, A] of the policy
     value: Array  # [B]
@@ -32,7 +32,7 @@ class Evaluation(NamedTuple):
 class Packed(NamedTuple):
     """An Evaluation as the compiled code takes it, float32 in one piece."""
 
-    word: Array  # [B, A + 2] logits, value, reward
+    prediction: Array  # [B, A + 2] logits, value, reward
     discount: Array  # [B]
 
 
@@ -41,21 +41,21 @@ Evaluate: TypeAlias = Callable[[int, Array, Array], Evaluation | Packed]
 The callee keeps the states of its nodes; the root's number is 0."""
 
 
-class Turns(NamedTuple):
-    """An Evaluate that is asked for parts of the trees, and answers later: a search goes on in one part meanwhile."""
+class PartialEvaluate(NamedTuple):
+    """An Evaluate that is asked for one part of the trees and answers later; meanwhile another part is grown."""
 
     edges: list[int]  # part i is trees edges[i] to edges[i + 1]
     ask: Callable[[int, int, Array, Array], None]  # (part, node, parent [trees], action [trees])
     answer: Callable[[int], Packed]  # of a part that was asked; with the discounts [B] of all trees
 
 
-def at_once(evaluate: Evaluate, batch: int) -> Turns:
-    said: list[Packed] = []
+def at_once(evaluate: Evaluate, batch: int) -> PartialEvaluate:
+    answers: list[Packed] = []
 
     def ask(part: int, node: int, parent: Array, action: Array) -> None:
-        said.append(_packed(evaluate(node, parent, action)))
+        answers.append(_packed(evaluate(node, parent, action)))
 
-    return Turns([0, batch], ask, lambda part: said.pop())
+    return PartialEvaluate([0, batch], ask, lambda part: answers.pop())
 
 
 class Rules(NamedTuple):
@@ -81,30 +81,11 @@ KERNELS = {
 }
 
 
-class Knobs(NamedTuple):
-    """The numbers of a search; each has its say in some of the rules."""
-
-    pb_c_init: float = 1.25
-    pb_c_base: float = 19652.0
-    c_visit: float = 50.0
-    c_scale: float = 1.0
-    max_considered: int = 16  # edges of the root that Sequential Halving looks at
-    low: float = math.inf  # known bounds of Q, such as -1 and 1 in board games
-    high: float = -math.inf
-    floor: float = 0.01  # of the range that Q is rescaled by
-
-    @property
-    def numbers(self) -> Numbers:
-        return Numbers(
-            float(self.pb_c_init), float(self.pb_c_base), float(self.c_visit), float(self.c_scale), float(self.floor)
-        )
-
-
 class SearchResult(NamedTuple):
     visits: Array  # [B, A] int32 of the root's edges
     q: Array  # [B, A] of the root's edges; 0 where never visited
     transformed: Array  # [B, A] what the rules see of it at the end
-    value: Array  # [B] mean of the returns from the root; the network's own word counts as one
+    value: Array  # [B] mean of the repartial from the root; the network's own value counts as one
     depth: int  # of the deepest node
 
 
@@ -119,29 +100,29 @@ class Search:
     def __call__(
         self,
         rules: Rules,
-        evaluate: Evaluate | Turns,
+        evaluate: Evaluate | PartialEvaluate,
         root: Evaluation,
         *,
         num_simulations: int,
         legal: Array | None = None,
         gumbel: Array | None = None,
-        knobs: Knobs = Knobs(),  # noqa: B008
+        constants: SearchConstants = SearchConstants(),  # noqa: B008
     ) -> SearchResult:
         """Ask `evaluate` for one node per simulation. legal [B, A] and gumbel [B, A], scaled noise, are of the root."""
         grow, _ = kernels(rules)
         batch = len(root.value)
-        tree, table = self._prepare(rules, batch, num_simulations, legal, gumbel, knobs)
-        numbers, room = knobs.numbers, np.empty((2, self.num_actions), np.float32)
-        turns = evaluate if isinstance(evaluate, Turns) else at_once(evaluate, batch)
-        parts = list(pairwise(turns.edges))
+        tree, table = self._prepare(rules, batch, num_simulations, legal, gumbel, constants)
+        numbers, room = as_floats(constants), np.empty((2, self.num_actions), np.float32)
+        partial = evaluate if isinstance(evaluate, PartialEvaluate) else at_once(evaluate, batch)
+        parts = list(pairwise(partial.edges))
         grow(tree, 0, batch, compiled.ROOT, *_packed(root), table, numbers, room)
         for part, (begin, end) in enumerate(parts):
-            turns.ask(part, 1, *tree.leaf[:, begin:end])
+            partial.ask(part, 1, *tree.leaf[:, begin:end])
         for node in range(1, num_simulations + 1):
             for part, (begin, end) in enumerate(parts):
-                grow(tree, begin, end, node, *turns.answer(part), table, numbers, room)
+                grow(tree, begin, end, node, *partial.answer(part), table, numbers, room)
                 if node < num_simulations:
-                    turns.ask(part, node + 1, *tree.leaf[:, begin:end])
+                    partial.ask(part, node + 1, *tree.leaf[:, begin:end])
         return _result(tree)
 
     def fused(
@@ -156,23 +137,29 @@ class Search:
         num_simulations: int,
         legal: Array | None = None,
         gumbel: Array | None = None,
-        knobs: Knobs = Knobs(),  # noqa: B008
+        constants: SearchConstants = SearchConstants(),  # noqa: B008
     ) -> SearchResult:
         """The same with a small network inside the compiled loop, where its rewards are value prefixes with their LSTM;
         state [B, S] is the root's."""
         _, run = kernels(rules)
         batch, size = state.shape
-        tree, table = self._prepare(rules, batch, num_simulations, legal, gumbel, knobs)
+        tree, table = self._prepare(rules, batch, num_simulations, legal, gumbel, constants)
         if self.states.shape[0] <= num_simulations or self.states.shape[1:] != state.shape:
             nodes = max(num_simulations + 1, len(self.states))
             self.states = np.empty((nodes, batch, size), np.float32)
         self.states[0] = state
-        word, discounts = _packed(root).word, np.full(batch, discount, np.float32)
-        run(tree, network, lstm, self.states, word, discounts, table, knobs.numbers)
+        prediction, discounts = _packed(root).prediction, np.full(batch, discount, np.float32)
+        run(tree, network, lstm, self.states, prediction, discounts, table, as_floats(constants))
         return _result(tree)
 
     def _prepare(
-        self, rules: Rules, batch: int, num_simulations: int, legal: Array | None, gumbel: Array | None, knobs: Knobs
+        self,
+        rules: Rules,
+        batch: int,
+        num_simulations: int,
+        legal: Array | None,
+        gumbel: Array | None,
+        constants: SearchConstants,
     ) -> tuple[Tree, Array]:
         if num_simulations < 1:
             raise ValueError(f"num_simulations should be at least 1, got {num_simulations}")
@@ -181,23 +168,23 @@ class Search:
         tree = self._arena(batch, num_simulations + 1)
         tree.legal[:] = True if legal is None else legal
         tree.gumbel[:] = 0.0 if gumbel is None else gumbel
-        tree.low[:], tree.high[:] = knobs.low, knobs.high
+        tree.low[:], tree.high[:] = constants.low, constants.high
         tree.depth[:] = 0
-        tree.growth[:] = growth(knobs.pb_c_init, knobs.pb_c_base, len(tree.growth))
+        tree.growth[:] = growth(constants.pb_c_init, constants.pb_c_base, len(tree.growth))
         if rules.root is not compiled.halving:
             tree.considered[:] = 0
             return tree, no_table(num_simulations)
-        most = min(knobs.max_considered, self.num_actions)
+        most = min(int(constants.max_considered), self.num_actions)
         tree.considered[:] = np.minimum(tree.legal.sum(1), most)
         return tree, considered_visits(most, num_simulations)
 
     def _arena(self, batch: int, nodes: int) -> Tree:
-        """Room for so many trees and nodes: what is there, if it is enough."""
-        there = self.tree
-        if there is None or there.low.shape[0] != batch or there.value.shape[1] < nodes:
-            least = 0 if there is None or there.low.shape[0] != batch else there.value.shape[1]
-            there = self.tree = make_tree(batch, max(nodes, least), self.num_actions)
-        return there
+        """Arrays for so many trees and nodes: those of the last search, if they are large enough."""
+        tree = self.tree
+        if tree is None or tree.low.shape[0] != batch or tree.value.shape[1] < nodes:
+            least = 0 if tree is None or tree.low.shape[0] != batch else tree.value.shape[1]
+            tree = self.tree = make_tree(batch, max(nodes, least), self.num_actions)
+        return tree
 
 
 OWN = count()  # rules that do not ship
@@ -208,15 +195,20 @@ def kernels(rules: Rules) -> Variant:
     return KERNELS.get(rules) or compiled.compose(*rules, label=f"own_{next(OWN)}")
 
 
-def _packed(said: Evaluation | Packed) -> Packed:
-    if isinstance(said, Packed):
-        return said
-    batch, actions = said.logits.shape
-    word = np.empty((batch, actions + 2), np.float32)
-    word[:, :actions], word[:, actions], word[:, actions + 1] = said.logits, said.value, said.reward
-    discount = np.empty(batch, np.float32)
-    discount[:] = said.discount
-    return Packed(word, discount)
+def as_floats(constants: SearchConstants) -> SearchConstants:
+    return SearchConstants(*map(float, constants))
+
+
+def _packed(evaluation: Evaluation | Packed) -> Packed:
+    if isinstance(evaluation, Packed):
+        return evaluation
+    logits, value, reward, discount = evaluation
+    batch, actions = logits.shape
+    prediction = np.empty((batch, actions + 2), np.float32)
+    prediction[:, :actions], prediction[:, actions], prediction[:, actions + 1] = logits, value, reward
+    discounts = np.empty(batch, np.float32)
+    discounts[:] = discount
+    return Packed(prediction, discounts)
 
 
 def _result(tree: Tree) -> SearchResult:
@@ -314,10 +306,10 @@ def visit_policy(visits: Array) -> Array:
 
 
 def gumbel_outcome(
-    result: SearchResult, logits: Array, legal: Array | None, gumbel: Array, knobs: Knobs
+    result: SearchResult, logits: Array, legal: Array | None, gumbel: Array, constants: SearchConstants
 ) -> tuple[Array, Array]:
     """(action [B]: the best of g + logits + sigma(q) among the most visited; policy target [B, A], without noise)"""
     most = result.visits.max(1, keepdims=True)
-    improved = log_softmax(logits, legal) + (knobs.c_visit + most) * knobs.c_scale * result.transformed
+    improved = log_softmax(logits, legal) + (constants.c_visit + most) * constants.c_scale * result.transformed
     score = np.where(result.visits == most, gumbel + improved, -np.inf)
     return score.argmax(1), np.exp(log_softmax(improved, legal)).astype(np.float32)

@@ -1,4 +1,4 @@
-"""A tile of a matrix product in vector registers: instructions that numba has no word for.
+"""A tile of a matrix product in vector registers: instructions that numba cannot express.
 
 Numba's cache does not see a change here: delete what it keeps beside tree.py (in __pycache__, or NUMBA_CACHE_DIR).
 """

@@ -1,6 +1,6 @@
 """The compiled half of the search: B trees of one size on flat arrays, and the rules by which they grow.
 
-All that is compiled stands in this one file (but for instructions numba has no word for, in tile.py), because numba's
+All that is compiled stands in this one file (but for the vector instructions of tile.py), because numba's
 cache looks at no other when it decides whether it is stale. Every simulation adds one node to every tree, so that a
 node's number is the simulation's that made it, and the root's is 0. There is no terminal node: beyond the end of an
 episode the model says reward 0 and value 0.
@@ -45,8 +45,8 @@ class Tree(NamedTuple):
     action: Array  # [B, M] int32 the edge that led here
     reward: Array  # [B, M] of that edge
     discount: Array  # [B, M] of that edge; negative where the other player moves next
-    value: Array  # [B, M] mean of the returns from here; the network's own word counts as one
-    raw: Array  # [B, M] the network's word
+    value: Array  # [B, M] mean of the returns from here; the network's own value counts as one
+    raw: Array  # [B, M] the network's value
     returns: Array  # [B, M] int32 how many that mean is of: visits, the node's own evaluation included
     mean_q: Array  # [B, M] what an unvisited edge is taken for, in EfficientZero's rule
     low: Array  # [B] the smallest Q seen in the tree
@@ -60,14 +60,17 @@ class Tree(NamedTuple):
     transformed: Array  # [B, A] the root's Q-transform, at the end
 
 
-class Numbers(NamedTuple):
-    """What the rules weigh with."""
+class SearchConstants(NamedTuple):
+    """The constants of a search; each rule reads some of them. All are floats, so that a search is compiled once."""
 
-    pb_c_init: float
-    pb_c_base: float
-    c_visit: float
-    c_scale: float
-    floor: float
+    pb_c_init: float = 1.25
+    pb_c_base: float = 19652.0
+    c_visit: float = 50.0
+    c_scale: float = 1.0
+    max_considered: float = 16.0  # edges of the root that Sequential Halving considers
+    low: float = math.inf  # known bounds of Q, such as -1 and 1 in board games
+    high: float = -math.inf
+    floor: float = 0.01  # smallest range that Q is rescaled by
 
 
 def make_tree(batch: int, nodes: int, actions: int) -> Tree:
@@ -174,11 +177,11 @@ def back_up(tree, b, node):
     tree.low[b], tree.high[b] = low, high
 
 
-# Q-transforms: what the rules see of an edge's Q. (tree, b, node, numbers, out [A])
+# Q-transforms: what the rules see of an edge's Q. (tree, b, node, constants, out [A])
 
 
 @inlined
-def by_tree(tree, b, node, numbers, out):
+def by_tree(tree, b, node, constants, out):
     """MuZero: Q on the scale of all that the tree has seen; an edge never visited counts 0."""
     low, spread = tree.low[b], tree.high[b] - tree.low[b]
     if not spread > 0:  # one Q alone has no scale
@@ -189,7 +192,7 @@ def by_tree(tree, b, node, numbers, out):
 
 
 @inlined
-def by_tree_or_mean(tree, b, node, numbers, out):
+def by_tree_or_mean(tree, b, node, constants, out):
     """EfficientZero: on the tree's scale, which is never finer than a floor; an edge never visited counts as the mean
     of its siblings and, below the root, of what its parent's edges counted as."""
     total, seen = np.float32(0.0), 0
@@ -202,20 +205,20 @@ def by_tree_or_mean(tree, b, node, numbers, out):
     else:
         mean = (tree.mean_q[b, tree.parent[b, node]] + total) / np.float32(1 + seen)
     tree.mean_q[b, node] = mean
-    low, scale = tree_scale(tree, b, mean, numbers)
+    low, scale = tree_scale(tree, b, mean, constants)
     for a in range(len(out)):
         out[a] = ((tree.q[b, node, a] if tree.visits[b, node, a] > 0 else mean) - low) * scale
 
 
 @inlined
-def tree_scale(tree, b, otherwise, numbers):
+def tree_scale(tree, b, otherwise, constants):
     """(the tree's lowest Q, what to multiply by): its range, but no less than the floor; `otherwise` with no Q yet."""
     low = tree.low[b] if tree.high[b] >= tree.low[b] else otherwise
-    return low, np.float32(1.0) / max(tree.high[b] - low, np.float32(numbers.floor))
+    return low, np.float32(1.0) / max(tree.high[b] - low, np.float32(constants.floor))
 
 
 @inlined
-def by_siblings(tree, b, node, numbers, out):
+def by_siblings(tree, b, node, constants, out):
     """mctx's MuZero: on the scale of the node's value and its visited edges; an edge never visited counts 0."""
     low = high = tree.value[b, node]
     for a in range(len(out)):
@@ -227,7 +230,7 @@ def by_siblings(tree, b, node, numbers, out):
 
 
 @inlined
-def completed(tree, b, node, numbers, out):
+def completed(tree, b, node, constants, out):
     """Gumbel MuZero, equation 10 and appendix D: an edge never visited counts as v_mix."""
     raw, weighted, mass = tree.raw[b, node], np.float32(0.0), np.float32(0.0)
     for a in range(len(out)):
@@ -242,9 +245,9 @@ def completed(tree, b, node, numbers, out):
 
 
 @inlined
-def completed_by_node(tree, b, node, numbers, out):
+def completed_by_node(tree, b, node, constants, out):
     """Completed, then stretched so that the node's own lie in [0, 1]."""
-    completed(tree, b, node, numbers, out)
+    completed(tree, b, node, constants, out)
     low = high = out[0]
     for a in range(1, len(out)):
         low, high = min(low, out[a]), max(high, out[a])
@@ -254,20 +257,20 @@ def completed_by_node(tree, b, node, numbers, out):
 
 
 @inlined
-def completed_by_tree(tree, b, node, numbers, out):
+def completed_by_tree(tree, b, node, constants, out):
     """Completed, on the tree's scale. v_mix may lie beyond what the tree has seen, and then counts as its end."""
-    completed(tree, b, node, numbers, out)
-    low, scale = tree_scale(tree, b, out[0], numbers)
+    completed(tree, b, node, constants, out)
+    low, scale = tree_scale(tree, b, out[0], constants)
     for a in range(len(out)):
         out[a] = min(max((out[a] - low) * scale, np.float32(0.0)), np.float32(1.0))
 
 
-# Rules: which edge to follow. (tree, b, node, wanted, numbers, q [A], scratch [A]) -> edge; wanted: at the root, the
+# Rules: which edge to follow. (tree, b, node, wanted, constants, q [A], scratch [A]) -> edge; wanted: at the root, the
 # number of visits that Sequential Halving asks for.
 
 
 @inlined
-def puct(tree, b, node, wanted, numbers, q, scratch):
+def puct(tree, b, node, wanted, constants, q, scratch):
     """MuZero, equation 2. N counts the node's own evaluation, so that its first edge is the prior's favourite."""
     factor = tree.growth[tree.returns[b, node]]
     best, top = 0, np.float32(-np.inf)
@@ -279,18 +282,18 @@ def puct(tree, b, node, wanted, numbers, q, scratch):
 
 
 @inlined
-def sigma(tree, b, node, numbers):
+def sigma(tree, b, node, constants):
     """What a transformed Q weighs beside logits: equation 8."""
     most = 0
     for a in range(tree.visits.shape[2]):
         most = max(most, tree.visits[b, node, a])
-    return np.float32((numbers.c_visit + most) * numbers.c_scale)
+    return np.float32((constants.c_visit + most) * constants.c_scale)
 
 
 @inlined
-def halving(tree, b, node, wanted, numbers, q, scratch):
+def halving(tree, b, node, wanted, constants, q, scratch):
     """Sequential Halving with Gumbel: of the edges visited so often, the one with the best g + logits + sigma(q)."""
-    scale = sigma(tree, b, ROOT, numbers)
+    scale = sigma(tree, b, ROOT, constants)
     best, top = -1, np.float32(-np.inf)
     for a in range(len(q)):
         score = tree.gumbel[b, a] + tree.logits[b, ROOT, a] + scale * q[a]
@@ -300,9 +303,9 @@ def halving(tree, b, node, wanted, numbers, q, scratch):
 
 
 @inlined
-def improved(tree, b, node, wanted, numbers, q, scratch):
+def improved(tree, b, node, wanted, constants, q, scratch):
     """The edge that brings visits closest to the improved policy: equation 14."""
-    scale = sigma(tree, b, node, numbers)
+    scale = sigma(tree, b, node, constants)
     for a in range(len(q)):
         q[a] = tree.logits[b, node, a] + scale * q[a]
     softmax(q, scratch)
@@ -442,14 +445,14 @@ def inverse(y):
 
 
 @njit(cache=True, nogil=True, **PLAIN)
-def decode(logits, atoms, word, scratch):
-    """word [B, P + 2] of logits [B, P + atoms + ...]: of a policy, a value with so many atoms, a reward."""
-    policy = word.shape[1] - 2
-    for i in range(len(word)):
-        _copy(logits[i, :policy], word[i])
+def decode(logits, atoms, prediction, scratch):
+    """prediction [B, P + 2] of logits [B, P + atoms + ...]: of a policy, a value with so many atoms, a reward."""
+    policy = prediction.shape[1] - 2
+    for i in range(len(prediction)):
+        _copy(logits[i, :policy], prediction[i])
         value, reward = logits[i, policy : policy + atoms], logits[i, policy + atoms :]
-        word[i, policy] = _decode(value, scratch, len(value) == 1)
-        word[i, policy + 1] = _decode(reward, scratch, len(reward) == 1)
+        prediction[i, policy] = _decode(value, scratch, len(value) == 1)
+        prediction[i, policy + 1] = _decode(reward, scratch, len(reward) == 1)
 
 
 @njit(fastmath=LOOSE, **PLAIN)
@@ -478,12 +481,12 @@ def _normalise(x):
 
 
 @njit(**PLAIN)
-def prefix_rewards(leaf, lstm, board, states, node, begin, end, features, memory, out, scratch, word):
+def prefix_rewards(leaf, lstm, board, states, node, begin, end, features, memory, out, scratch, prediction):
     """Rewards of the edges to node number `node` of the trees [begin, end), as differences of value prefixes.
 
     features [rows, H] of the dynamics; memory [2, rows, L] and out [rows, :] are to write to.
     """
-    rows, size, reward = end - begin, memory.shape[2], word.shape[1] - 1
+    rows, size, reward = end - begin, memory.shape[2], prediction.shape[1] - 1
     hidden, cell, first = memory[0], memory[1], states.shape[2] - 2 * memory.shape[2] - 2
     for i in range(rows):
         before = states[leaf[0, begin + i], begin + i]
@@ -506,12 +509,12 @@ def prefix_rewards(leaf, lstm, board, states, node, begin, end, features, memory
         keeps = np.float32(before[-1] < lstm.horizon)
         after[-2] = _decode(out[i, : len(lstm.reward_bias)], scratch, board)
         after[-1] = keeps * before[-1] + np.float32(1.0)
-        word[i, reward] = after[-2] - keeps * before[-2]
+        prediction[i, reward] = after[-2] - keeps * before[-2]
 
 
 @inlined
-def evaluate(tree, net, lstm, states, node, begin, end, state, memory, buffers, scratch, word):
-    """The network's word on node number `node` of the trees [begin, end); its states go where they belong.
+def evaluate(tree, net, lstm, states, node, begin, end, state, memory, buffers, scratch, prediction):
+    """The network's prediction for node number `node` of the trees [begin, end); its states go where they belong.
 
     `lstm` is None where rewards are outputs of the dynamics: numba leaves such a branch out when it compiles.
     """
@@ -528,16 +531,16 @@ def evaluate(tree, net, lstm, states, node, begin, end, state, memory, buffers, 
         _scale_state(out[i], state[i])
         _copy(state[i], states[node, begin + i])
         if lstm is None:
-            word[i, actions + 1] = _decode(out[i, size : len(net.outcome_bias)], scratch, net.board)
+            prediction[i, actions + 1] = _decode(out[i, size : len(net.outcome_bias)], scratch, net.board)
     if lstm is not None:
-        prefix_rewards(tree.leaf, lstm, net.board, states, node, begin, end, hidden, memory, out, scratch, word)
+        prefix_rewards(tree.leaf, lstm, net.board, states, node, begin, end, hidden, memory, out, scratch, prediction)
     _fill(buffers[0], net.prediction_bias[0], rows)
     hidden = buffers[_layers(state, rows, net.prediction, net.prediction_bias, buffers, net.tanh)]
     _fill(out, net.heads_bias, rows)
     linear(hidden, net.heads, out, rows)
     for i in range(rows):
-        _copy(out[i, :actions], word[i])
-        word[i, actions] = _decode(out[i, actions : len(net.heads_bias)], scratch, net.board)
+        _copy(out[i, :actions], prediction[i])
+        prediction[i, actions] = _decode(out[i, actions : len(net.heads_bias)], scratch, net.board)
 
 
 class Variant(NamedTuple):
@@ -561,59 +564,59 @@ def compose(root: Any, interior: Any, q_transform: Any, label: str) -> Variant:
 
     @inlined
     @labelled(label)
-    def select(tree, b, wanted, numbers, q, scratch):
+    def select(tree, b, wanted, constants, q, scratch):
         """Follow the rules down to an edge that leads nowhere yet."""
-        q_transform(tree, b, ROOT, numbers, q)
-        action = root(tree, b, ROOT, wanted, numbers, q, scratch)
+        q_transform(tree, b, ROOT, constants, q)
+        action = root(tree, b, ROOT, wanted, constants, q, scratch)
         node, depth = ROOT, 1
         following = tree.child[b, ROOT, action]
         while following != UNSEEN:
             node, depth = following, depth + 1
-            q_transform(tree, b, node, numbers, q)
-            action = interior(tree, b, node, 0, numbers, q, scratch)
+            q_transform(tree, b, node, constants, q)
+            action = interior(tree, b, node, 0, constants, q, scratch)
             following = tree.child[b, node, action]
         tree.leaf[0, b], tree.leaf[1, b] = node, action
         tree.depth[b] = max(tree.depth[b], depth)
 
     @njit(nogil=True, **PLAIN)
     @labelled(label)
-    def grow(tree, begin, end, node, word, discount, table, numbers, room):
-        """Put the network's word on node number `node` of the trees [begin, end) where it belongs, and find the next.
+    def grow(tree, begin, end, node, prediction, discount, table, constants, room):
+        """Store the network's prediction for node number `node` of the trees [begin, end), and select the next leaf.
 
-        word [end - begin, A + 2]: logits, value, reward. discount [B]. table [considered + 1, simulations].
+        prediction [end - begin, A + 2]: logits, value, reward. discount [B]. table [considered + 1, simulations].
         room [2, A]: to write to.
         """
-        actions, q, scratch = word.shape[1] - 2, room[0], room[1]
+        actions, q, scratch = prediction.shape[1] - 2, room[0], room[1]
         for b in range(begin, end):
-            said = word[b - begin]
-            expand(tree, b, node, said[:actions], said[actions], said[actions + 1], discount[b])
+            row = prediction[b - begin]
+            expand(tree, b, node, row[:actions], row[actions], row[actions + 1], discount[b])
             back_up(tree, b, node)
             if node < table.shape[1]:
-                select(tree, b, table[tree.considered[b], node], numbers, q, scratch)
+                select(tree, b, table[tree.considered[b], node], constants, q, scratch)
             else:
-                q_transform(tree, b, ROOT, numbers, tree.transformed[b])
+                q_transform(tree, b, ROOT, constants, tree.transformed[b])
 
     @njit(nogil=True, error_model="numpy")
     @labelled(label)
-    def fused(tree, net, lstm, states, root, discount, table, numbers):
+    def fused(tree, net, lstm, states, root, discount, table, constants):
         """All simulations of B searches with the network inside, `lstm` being None or a part of it. states [M, B, S],
-        those of the roots in place already; root [B, A + 2]: the network's word on those.
+        those of the roots in place already; root [B, A + 2]: the network's prediction for them.
 
         Some trees at a time, from beginning to end, so that their nodes stay in cache.
         """
         batch, size, actions = states.shape[1], net.dynamics[0].shape[1], tree.legal.shape[1]
         rows, widest = min(batch, CHUNK), widest_layer(net, lstm)
         state, buffers = np.empty((rows, size), np.float32), np.empty((3, rows, widest), np.float32)
-        word, scratch = np.empty((rows, actions + 2), np.float32), np.empty(widest, np.float32)
+        prediction, scratch = np.empty((rows, actions + 2), np.float32), np.empty(widest, np.float32)
         room = np.empty((2, actions), np.float32)
         # Allocated last: before the others it shifts them across cache lines, and one root takes a fifth longer.
         memory = np.empty((2, rows, 0 if lstm is None else lstm.hidden.shape[1]), np.float32)
         for begin in range(0, batch, rows):
             end = min(begin + rows, batch)
-            grow(tree, begin, end, ROOT, root[begin:end], discount, table, numbers, room)
+            grow(tree, begin, end, ROOT, root[begin:end], discount, table, constants, room)
             for node in range(1, table.shape[1] + 1):
-                evaluate(tree, net, lstm, states, node, begin, end, state, memory, buffers, scratch, word)
-                grow(tree, begin, end, node, word, discount, table, numbers, room)
+                evaluate(tree, net, lstm, states, node, begin, end, state, memory, buffers, scratch, prediction)
+                grow(tree, begin, end, node, prediction, discount, table, constants, room)
 
     return Variant(grow, fused)
 
@@ -640,50 +643,50 @@ _gumbel_raw, _gumbel_raw_fused = compose(halving, improved, completed, "gumbel_r
 
 
 @compiled
-def muzero(tree, begin, end, node, word, discount, table, numbers, room):
-    _muzero(tree, begin, end, node, word, discount, table, numbers, room)
+def muzero(tree, begin, end, node, prediction, discount, table, constants, room):
+    _muzero(tree, begin, end, node, prediction, discount, table, constants, room)
 
 
 @compiled
-def muzero_fused(tree, net, lstm, states, root, discount, table, numbers):
-    _muzero_fused(tree, net, lstm, states, root, discount, table, numbers)
+def muzero_fused(tree, net, lstm, states, root, discount, table, constants):
+    _muzero_fused(tree, net, lstm, states, root, discount, table, constants)
 
 
 @compiled
-def efficientzero(tree, begin, end, node, word, discount, table, numbers, room):
-    _efficientzero(tree, begin, end, node, word, discount, table, numbers, room)
+def efficientzero(tree, begin, end, node, prediction, discount, table, constants, room):
+    _efficientzero(tree, begin, end, node, prediction, discount, table, constants, room)
 
 
 @compiled
-def efficientzero_fused(tree, net, lstm, states, root, discount, table, numbers):
-    _efficientzero_fused(tree, net, lstm, states, root, discount, table, numbers)
+def efficientzero_fused(tree, net, lstm, states, root, discount, table, constants):
+    _efficientzero_fused(tree, net, lstm, states, root, discount, table, constants)
 
 
 @compiled
-def gumbel(tree, begin, end, node, word, discount, table, numbers, room):
-    _gumbel(tree, begin, end, node, word, discount, table, numbers, room)
+def gumbel(tree, begin, end, node, prediction, discount, table, constants, room):
+    _gumbel(tree, begin, end, node, prediction, discount, table, constants, room)
 
 
 @compiled
-def gumbel_fused(tree, net, lstm, states, root, discount, table, numbers):
-    _gumbel_fused(tree, net, lstm, states, root, discount, table, numbers)
+def gumbel_fused(tree, net, lstm, states, root, discount, table, constants):
+    _gumbel_fused(tree, net, lstm, states, root, discount, table, constants)
 
 
 @compiled
-def gumbel_tree(tree, begin, end, node, word, discount, table, numbers, room):
-    _gumbel_tree(tree, begin, end, node, word, discount, table, numbers, room)
+def gumbel_tree(tree, begin, end, node, prediction, discount, table, constants, room):
+    _gumbel_tree(tree, begin, end, node, prediction, discount, table, constants, room)
 
 
 @compiled
-def gumbel_tree_fused(tree, net, lstm, states, root, discount, table, numbers):
-    _gumbel_tree_fused(tree, net, lstm, states, root, discount, table, numbers)
+def gumbel_tree_fused(tree, net, lstm, states, root, discount, table, constants):
+    _gumbel_tree_fused(tree, net, lstm, states, root, discount, table, constants)
 
 
 @compiled
-def gumbel_raw(tree, begin, end, node, word, discount, table, numbers, room):
-    _gumbel_raw(tree, begin, end, node, word, discount, table, numbers, room)
+def gumbel_raw(tree, begin, end, node, prediction, discount, table, constants, room):
+    _gumbel_raw(tree, begin, end, node, prediction, discount, table, constants, room)
 
 
 @compiled
-def gumbel_raw_fused(tree, net, lstm, states, root, discount, table, numbers):
-    _gumbel_raw_fused(tree, net, lstm, states, root, discount, table, numbers)
+def gumbel_raw_fused(tree, net, lstm, states, root, discount, table, constants):
+    _gumbel_raw_fused(tree, net, lstm, states, root, discount, table, constants)

@@ -31,7 +31,7 @@ from rl_training.runtime.temporaries import hidden_name, make_temporary, remove_
 from rl_training.types import State
 
 FORMAT = "rl-training checkpoint"
-VERSION = 1
+VERSION = 2  # 1 had actor and learner in one part
 MANIFEST = "manifest.json"
 TENSORS = ".safetensors"
 CHUNK = 1 << 22  # bytes hashed and written at a time: large enough for the disk, small enough for the cache
@@ -307,6 +307,11 @@ def _read_manifest(directory: Path, parts: Collection[str] | None = None) -> dic
             "pip install --upgrade rl-training"
         )
     checksum = manifest.pop("checksum", None)
+    if manifest.get("version") == 1 and checksum == _body_checksum(manifest):
+        raise CheckpointError(
+            f"{directory} has format version 1, written by rl-training {manifest.get('package_version')}; this one "
+            f"({package_version()}) reads {VERSION}: use that version, or train again"
+        )
     if manifest.get("version") != VERSION or checksum != _body_checksum(manifest):
         raise CheckpointError(f"{file} was changed after it was written; use an older checkpoint")
     files = manifest.get("files")

@@ -220,18 +220,18 @@ class Controls:
         hp.__dict__.update(self.overrides)
         return hp
 
-    def take_writes(self, algorithm: Any, in_force: Any) -> bool:
-        """Let what was written to the algorithm since `in_force` became its `hp` hold from now on; False: nothing was.
+    def take_writes(self, learner: Any, in_force: Any) -> bool:
+        """Let what was written to the learner since `in_force` became its `hp` hold from now on; False: nothing was.
 
-        `algorithm.clip_coef = 0.1` and `algorithm.hp = dataclasses.replace(...)` are the same; settings stay fixed.
+        `learner.clip_coef = 0.1` and `learner.hp = dataclasses.replace(...)` are the same; settings stay fixed.
         """
-        hp = algorithm.hp
-        written = vars(algorithm).pop("written", set())
+        hp = learner.hp
+        written = vars(learner).pop("written", set())
         if hp is in_force:
             return False
         if type(hp) is not self.hyperparameters:
             wanted = self.hyperparameters.__name__
-            raise InputError(f"the algorithm's hp should be a {wanted}, got a {type(hp).__name__}")
+            raise InputError(f"the learner's hp should be a {wanted}, got a {type(hp).__name__}")
         for name in self.fields:
             value, before = getattr(hp, name), getattr(in_force, name)
             if name in self.scalars and (name in written or value != before):

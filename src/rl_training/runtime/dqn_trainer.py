@@ -5,19 +5,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from rl_training.acting.actor import EpsilonGreedyActor
 from rl_training.algorithms.dqn import DQN, DQNHyperparameters
+from rl_training.algorithms.replay_based import replay_fields
 from rl_training.config import TrainConfig
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.off_policy import run_off_policy
+from rl_training.runtime.recipe import Recipe
 from rl_training.runtime.run import TrainResult
-from rl_training.runtime.setup import Recipe
 
 DQN_RECIPE = Recipe(
     "dqn",
     "deep Q-learning; double, dueling, prioritized, n-step (Mnih et al., 2015)",
     DQNHyperparameters,
-    DQN.build,
+    EpsilonGreedyActor,
+    DQN,
+    replay_fields,
     raw_steps=True,
+    random_start=True,
     actions="Discrete",
 )
 

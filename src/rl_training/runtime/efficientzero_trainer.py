@@ -5,18 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from rl_training.acting.planning import EfficientZeroActor, planning_fields
 from rl_training.algorithms.efficientzero import EfficientZero, EfficientZeroHyperparameters
 from rl_training.config import TrainConfig
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.off_policy import run_off_policy
+from rl_training.runtime.recipe import Recipe
 from rl_training.runtime.run import TrainResult
-from rl_training.runtime.setup import Recipe
 
 EFFICIENTZERO_RECIPE = Recipe(
     "efficientzero",
     "sample-efficient planning: consistency, value prefix (Ye et al., 2021)",
     EfficientZeroHyperparameters,
-    EfficientZero.build,
+    EfficientZeroActor,
+    EfficientZero,
+    planning_fields,
     box_actions="scale",
     two_players=True,
     raw_steps=True,

@@ -3,43 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from statistics import fmean, pstdev
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import gymnasium as gym
 
-from rl_training.algorithms.base import Algorithm, MultiTaskAlgorithm
+from rl_training.acting.actor import Actor
 from rl_training.config import InputError, Task, TrainConfig
 from rl_training.envs.checks import EnvironmentFault
 from rl_training.envs.factory import make_envs, split_env_kwargs
 from rl_training.envs.normalize import Normalizer
-from rl_training.envs.runner import Act, EnvRunner, model_side
+from rl_training.envs.runner import EnvRunner, model_side
 from rl_training.runtime.metrics import of_task, over_tasks
 from rl_training.runtime.randomness import own_global_state, seed_of
-from rl_training.runtime.setup import Recipe
 from rl_training.types import BoxActions, Metrics, Spaces
 
 MOST_ENVS = 16  # stepped side by side; more only waits for the longest episode
 
 
 class Player(NamedTuple):
-    """What the algorithm is in one task."""
+    """An actor in one task, and what it needs to play there."""
 
-    act: Act
+    actor: Actor
     spaces: Spaces
     normalizer: Normalizer | None
     box_actions: BoxActions
-
-
-def make_players(
-    algorithm: Algorithm, recipe: Recipe, spaces: Sequence[Spaces], normalizers: Sequence[Normalizer | None]
-) -> list[Player]:
-    """One for each task."""
-    acts: list[Act] = [algorithm.act]
-    if recipe.multi_task:
-        acts = [partial(cast(MultiTaskAlgorithm, algorithm).act, task=task) for task in range(len(spaces))]
-    return [Player(*parts, recipe.box_actions) for parts in zip(acts, spaces, normalizers, strict=True)]
 
 
 def evaluate(
@@ -100,7 +88,7 @@ def _returns(
         while any(owed):
             if stopped():
                 return None
-            runner.step(player.act, explore=False)
+            runner.step(player.actor.act, explore=False)
             for env, episode_return, _ in runner.finished:
                 if owed[env]:
                     owed[env] -= 1

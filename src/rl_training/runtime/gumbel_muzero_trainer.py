@@ -5,18 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from rl_training.acting.planning import GumbelMuZeroActor, planning_fields
 from rl_training.algorithms.gumbel_muzero import GumbelMuZero, GumbelMuZeroHyperparameters
 from rl_training.config import TrainConfig
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.off_policy import run_off_policy
+from rl_training.runtime.recipe import Recipe
 from rl_training.runtime.run import TrainResult
-from rl_training.runtime.setup import Recipe
 
 GUMBEL_MUZERO_RECIPE = Recipe(
     "gumbel_muzero",
     "planning that improves the policy with few simulations (Danihelka et al., 2022)",
     GumbelMuZeroHyperparameters,
-    GumbelMuZero.build,
+    GumbelMuZeroActor,
+    GumbelMuZero,
+    planning_fields,
     box_actions="scale",
     two_players=True,
     raw_steps=True,

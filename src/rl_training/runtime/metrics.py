@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from rl_training.config import MissingPackage
-from rl_training.envs.runner import EnvRunner
 from rl_training.types import Metrics, Reports
 
 FLUSH_SECONDS = 5.0
@@ -47,15 +46,6 @@ def over_tasks(each: Mapping[str, Metrics]) -> Metrics:
     if len(each) == 1:
         return means
     return means | {of_task(name, task): value for task, metrics in each.items() for name, value in metrics.items()}
-
-
-def recent(runner: EnvRunner) -> Metrics:
-    """Means over the episodes finished of late; NaN before the first."""
-    returns, lengths = runner.recent_returns, runner.recent_lengths
-    return {
-        "train_return_mean": fmean(returns) if returns else math.nan,
-        "train_length_mean": fmean(lengths) if lengths else math.nan,
-    }
 
 
 def of_task(name: str, task: str) -> str:

@@ -1,52 +1,64 @@
-"""The loop over several tasks: act once in each that is active, keep it in the task's replay, learn from all."""
+"""The loop over several tasks: step each that is active, store the step in the task's replay, learn from all."""
 
 from __future__ import annotations
 
-from typing import Any, cast
+from collections.abc import Sequence
+from typing import Any, Protocol, cast
 
-from rl_training.algorithms.base import MultiTaskAlgorithm
 from rl_training.config import TrainConfig
+from rl_training.data.replay import Replay
 from rl_training.runtime.metrics import of_task
+from rl_training.runtime.off_policy import make_replay
+from rl_training.runtime.recipe import Recipe
 from rl_training.runtime.run import TrainingRun, TrainResult
-from rl_training.runtime.setup import Recipe
+from rl_training.types import Reports
+
+
+class MultiTaskLearner(Protocol):
+    """Learns several tasks at once, which it knows by their numbers. If it has `note_scores(dict[int, float])`, that is
+    called with the mean return of every task after an evaluation."""
+
+    def active(self, task: int) -> bool:
+        """Whether the task still needs new experience."""
+        ...
+
+    def learn(self, replays: Sequence[Replay]) -> Reports:
+        """Called after every step of the active tasks, with the replays of all."""
+        ...
 
 
 def run_multi_task(config: TrainConfig, recipe: Recipe, **options: Any) -> TrainResult:
     with TrainingRun(config, recipe, prepare=prepare, **options) as run:
-        algorithm = cast(MultiTaskAlgorithm, run.algorithm)
-        replays = [run.parts[replay_name(task)] for task in range(len(run.players))]
+        learner, tasks = cast(MultiTaskLearner, run.learner), range(len(config.tasks))
+        replays = [run.parts[replay_name(task)] for task in tasks]
         while run.running:
-            active = [task for task in range(len(run.players)) if algorithm.active(task)]
+            active = [task for task in tasks if learner.active(task)]
             if not active:
                 run.stop("every task is finished")
                 break
-            run.progress.phases.enter("collecting")
+            run.enter("collecting")
             for task in active:
-                runner = run.tasks.runners[task]
-                replays[task].add(runner.step(run.players[task].act))
-                run.advance(runner.live_steps)
-            run.progress.phases.enter("learning")
-            run.record(algorithm.learn(replays))
+                replays[task].add(run.source.step(task))
+                run.advance(run.source.env_steps)
+            run.enter("learning")
+            run.record(learner.learn(replays))
         return run.finish()
 
 
 def prepare(run: TrainingRun) -> None:
-    algorithm = cast(MultiTaskAlgorithm, run.algorithm)
-    for task, runner in enumerate(run.tasks.runners):
-        replay = algorithm.make_replay(run.config.num_envs, task=task)
-        replay.scaling = runner.normalizer
-        run.keep(replay_name(task), replay, in_best=False)
-    if hasattr(algorithm, "note_scores"):
-        run.callbacks.append(tell_scores)
+    for task in range(len(run.config.tasks)):
+        run.keep(replay_name(task), make_replay(run, task), in_best=False)
+    if hasattr(run.learner, "note_scores"):
+        run.callbacks.append(report_scores)
 
 
 def replay_name(task: int) -> str:
     return f"replay_{task}"
 
 
-def tell_scores(run: TrainingRun) -> None:
-    """A callback, so that a checkpoint of this step holds what the algorithm made of them."""
+def report_scores(run: TrainingRun) -> None:
+    """A callback, so that a checkpoint of this step holds what the learner made of the scores."""
     if run.just_evaluated:
-        names, metric = run.tasks.names, "eval_return_mean"
+        names, metric = run.source.names, "eval_return_mean"
         keys = [of_task(metric, name) for name in names] if len(names) > 1 else [metric]
-        cast(Any, run.algorithm).note_scores({task: run.metrics[key] for task, key in enumerate(keys)})
+        cast(Any, run.learner).note_scores({task: run.metrics[key] for task, key in enumerate(keys)})

@@ -5,18 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from rl_training.acting.planning import MuZeroActor, planning_fields
 from rl_training.algorithms.muzero import MuZero, MuZeroHyperparameters
 from rl_training.config import TrainConfig
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.off_policy import run_off_policy
+from rl_training.runtime.recipe import Recipe
 from rl_training.runtime.run import TrainResult
-from rl_training.runtime.setup import Recipe
 
 MUZERO_RECIPE = Recipe(
     "muzero",
     "planning with a learned model (Schrittwieser et al., 2020)",
     MuZeroHyperparameters,
-    MuZero.build,
+    MuZeroActor,
+    MuZero,
+    planning_fields,
     box_actions="scale",
     two_players=True,
     raw_steps=True,

@@ -1,31 +1,62 @@
-"""The replay loop: act once in every environment, keep it, learn from what is kept."""
+"""The replay loop: step every environment once, store the step, learn from what is stored."""
 
 from __future__ import annotations
 
 from typing import Any, cast
 
-from rl_training.algorithms.base import OffPolicyAlgorithm
-from rl_training.config import TrainConfig
+import gymnasium as gym
+import torch
+
+from rl_training.algorithms.replay_based import ReplayLearner
+from rl_training.config import InputError, TrainConfig
+from rl_training.data.memory import usable_memory
+from rl_training.data.replay import Replay
+from rl_training.data.replay_layout import replay_bytes
+from rl_training.runtime.recipe import Recipe
 from rl_training.runtime.run import TrainingRun, TrainResult
-from rl_training.runtime.setup import Recipe
 
 
 def run_off_policy(config: TrainConfig, recipe: Recipe, **options: Any) -> TrainResult:
     with TrainingRun(config, recipe, prepare=keep_replay, **options) as run:
-        algorithm, runner = cast(OffPolicyAlgorithm, run.algorithm), run.runner
-        replay, starts = run.parts["replay"], algorithm.hp.learning_starts
+        learner, source = cast(ReplayLearner, run.learner), run.source
+        replay, starts = run.parts["replay"], learner.hp.learning_starts
         if starts >= config.total_timesteps:
             run.progress.message(f"nothing will be learned: learning starts at step {starts:,}, see learning_starts")
         while run.running:
-            run.progress.phases.enter("collecting")
-            replay.add(runner.step(algorithm.warm_up if run.step < starts else algorithm.act))
-            run.advance(runner.live_steps)
-            run.progress.phases.enter("learning")
-            run.record(algorithm.learn(replay))
+            run.enter("collecting")
+            replay.add(source.step(random=recipe.random_start and run.step < starts))
+            run.advance(source.env_steps)
+            run.enter("learning")
+            run.record(learner.learn(replay))
         return run.finish()
 
 
 def keep_replay(run: TrainingRun) -> None:
-    replay = cast(OffPolicyAlgorithm, run.algorithm).make_replay(run.config.num_envs)
-    replay.scaling = run.runner.normalizer
-    run.keep("replay", replay, in_best=False)
+    run.keep("replay", make_replay(run), in_best=False)
+
+
+def make_replay(run: TrainingRun, task: int = 0) -> Replay:
+    """The replay of a task; an error where it would not fit into memory."""
+    learner, spaces = cast(ReplayLearner, run.learner), run.source.spaces[task]
+    # Of a Dict with stacked entries every observation is kept whole: the entries may differ in what they stack.
+    stack = spaces.frame_stack if isinstance(spaces.observation, gym.spaces.Box) else 1
+    capacity, num_envs, usable = learner.hp.buffer_capacity, run.config.num_envs, usable_memory()
+    kind: dict[str, Any] = {"frame_stack": stack, "prioritized": learner.prioritized}
+    fields = run.fields[task]
+    observations, needed = replay_bytes(capacity, num_envs, fields, **kind)
+    if usable is not None and needed > usable:
+        raise InputError(
+            f"buffer_capacity: {capacity:,} steps take {needed / 1e9:,.1f} GB, and there are {usable / 1e9:,.1f} "
+            "GB of memory: lower it"
+        )
+    on_device = isinstance(spaces.observation, gym.spaces.Box) and fits_on(learner.device, observations)
+    device = learner.device if on_device else None
+    return Replay(capacity, num_envs, fields, **kind, device=device, scaling=run.source.normalizers[task])
+
+
+def fits_on(device: torch.device, needed: int) -> bool:
+    """Whether a quarter of a GPU's free memory is enough to keep all observations there too."""
+    if device.type != "cuda":
+        return False
+    free, _ = torch.cuda.mem_get_info(device)
+    return 4 * needed <= free

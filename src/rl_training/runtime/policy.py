@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from rl_training.algorithms.base import Algorithm
+from rl_training.acting.actor import Actor
 from rl_training.envs.normalize import Normalizer
-from rl_training.envs.runner import Act, zero_rows
+from rl_training.envs.runner import zero_rows
 from rl_training.envs.spaces import ObservationLayout
 from rl_training.types import Array, Memory, Observation
 
@@ -19,14 +19,13 @@ class Policy:
 
     def __init__(
         self,
-        algorithm: Algorithm,
-        act: Act,
+        actor: Actor,
         layout: ObservationLayout,
         to_env: Callable[[Array], Array],
         normalizer: Normalizer | None,
         seed: int,
     ) -> None:
-        self.algorithm, self._act, self.layout, self.to_env = algorithm, act, layout, to_env
+        self.actor, self.layout, self.to_env = actor, layout, to_env
         self.normalizer = normalizer
         self.rng = np.random.default_rng(seed)
         self.memory: Memory = {}
@@ -39,7 +38,7 @@ class Policy:
     def act(self, obs: Any, *, deterministic: bool = True) -> Any:
         """The action for one observation, or actions [N, ...] for observations [N, ...]."""
         batch, single = self._batch(obs)
-        decision = self._act(batch, self.memory, explore=not deterministic, rng=self.rng)
+        decision = self.actor.act(batch, self.memory, explore=not deterministic, rng=self.rng)
         self.memory = decision.memory or {}
         action = self.to_env(decision.action)
         return action[0] if single else action

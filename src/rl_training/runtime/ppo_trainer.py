@@ -5,18 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from rl_training.acting.actor import ActorCriticActor
+from rl_training.algorithms.actor_critic import actor_critic_fields
 from rl_training.algorithms.ppo import PPO, PPOHyperparameters
 from rl_training.config import TrainConfig
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.on_policy import run_on_policy
+from rl_training.runtime.recipe import Recipe
 from rl_training.runtime.run import TrainResult
-from rl_training.runtime.setup import Recipe
 
 PPO_RECIPE = Recipe(
     "ppo",
     "proximal policy optimization, clipped (Schulman et al., 2017)",
     PPOHyperparameters,
-    PPO.build,
+    ActorCriticActor,
+    PPO,
+    actor_critic_fields,
     normalizes=("normalize_reward",),
 )
 

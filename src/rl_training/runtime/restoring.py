@@ -7,7 +7,6 @@ from bisect import bisect
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
 from rl_training.config import InputError
@@ -54,19 +53,17 @@ def resume_notes(run: TrainingRun) -> list[str]:
         f"{name} stays at {value}, as it was set during training" for name, value in run.controls.overrides.items()
     ]
     notes += idle_notes(run)
-    for name, runner in run.tasks.items():
-        lost = runner.not_restored
-        if lost:
-            which = "all environments" if len(lost) == runner.num_envs else f"environments {', '.join(map(str, lost))}"
-            notes.append(
-                f"{which} of {name} cannot give back their state and began new episodes: from here on the run is a "
-                "valid continuation, but not bit for bit the one that was interrupted"
-            )
+    for name, (lost, count) in run.source.not_restored().items():
+        which = "all environments" if len(lost) == count else f"environments {', '.join(map(str, lost))}"
+        notes.append(
+            f"{which} of {name} cannot give back their state and began new episodes: from here on the run is a valid "
+            "continuation, but not bit for bit the one that was interrupted"
+        )
     unused = [name.removeprefix(CALLBACK) for name in run.resume.state if name.startswith(CALLBACK)]
     notes += [
         f"{run.resume.path} holds the state of a callback {name}, which this run does not have" for name in unused
     ]
-    return notes + [missing_note(run, name) for name in run.missing]
+    return notes + [missing_note(run, name) for name in run.checkpoints.missing]
 
 
 def run_facts(run: TrainingRun) -> dict[str, Any]:
@@ -74,11 +71,10 @@ def run_facts(run: TrainingRun) -> dict[str, Any]:
     return {
         "device": str(run.device),
         "num_threads": torch.get_num_threads(),
-        "backend": run.tasks.each(lambda runner: type(runner.envs).__name__),
+        **run.source.facts(),
         "schedule_horizon": run.config.horizon,
         "resumed_from": str(run.resume.path) if run.resume else None,
         "resumed_at_step": run.resume.step if run.resume else None,
-        "environments_not_restored": run.tasks.each(lambda runner: runner.not_restored),
     }
 
 
@@ -108,14 +104,6 @@ def _idle_from(run: TrainingRun, name: str, late: int) -> int:
     """The first step to come from which the learning rate is 0 to the end."""
     steps = range(run.step + 1, late + 1)
     return steps[bisect(steps, False, key=lambda step: name in run.controls.idle_learning_rates(step))]
-
-
-def try_acting(run: TrainingRun) -> None:
-    """Choose actions and throw them away: that there are some shows that what was restored fits together."""
-    assert run.resume is not None
-    with reading(f"{run.resume.path}: no action can be chosen with what it holds"):
-        for runner, player in zip(run.tasks.runners, run.players, strict=True):
-            player.act(runner.obs, runner.memory, explore=True, rng=np.random.default_rng(0))
 
 
 def missing_note(run: TrainingRun, name: str) -> str:

@@ -6,20 +6,18 @@ import contextlib
 import math
 import sys
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
 from rl_training.config import InputError, TrainConfig
 from rl_training.envs.checks import EnvironmentFault
-from rl_training.envs.runner import EnvRunner
-from rl_training.envs.tasks import make_tasks, spaces_to_json
 from rl_training.runtime.callbacks import Callback, build_callbacks, name_callbacks
-from rl_training.runtime.checkpoints import Checkpoint, prune_checkpoints, save_checkpoint, step_dir_name
+from rl_training.runtime.checkpoints import Checkpoint
 from rl_training.runtime.controls import Controls
-from rl_training.runtime.evaluation import check_evaluation, describe_evaluation, evaluate, make_players
+from rl_training.runtime.evaluation import Player, check_evaluation, describe_evaluation, evaluate
 from rl_training.runtime.interrupts import Interrupts
 from rl_training.runtime.limits import check_memory
 from rl_training.runtime.metadata import update_metadata, write_metadata, write_text_atomic
@@ -30,19 +28,17 @@ from rl_training.runtime.metrics import (
     check_finite,
     import_wandb,
     over_tasks,
-    recent,
 )
 from rl_training.runtime.outcome import TrainingFailed, TrainingInterrupted, TrainResult, last_good
 from rl_training.runtime.progress import Progress, make_progress
 from rl_training.runtime.randomness import global_state, own_global_state, seed_of, set_global_state
-from rl_training.runtime.restoring import missing_note, reading, restore_part, resume_notes, run_facts, try_acting
-from rl_training.runtime.saving import Saver
+from rl_training.runtime.recipe import Recipe
+from rl_training.runtime.restoring import reading, resume_notes, run_facts
+from rl_training.runtime.run_checkpoints import IfMissing, RunCheckpoints
 from rl_training.runtime.setup import (
-    Recipe,
-    build_algorithm,
+    build_actor_and_learner,
     check_players,
     config_text,
-    config_to_dict,
     has_convolutions,
     make_run_dir,
     pick_device,
@@ -53,13 +49,14 @@ from rl_training.runtime.setup import (
     wandb_options,
     with_env_defaults,
 )
+from rl_training.runtime.sources import open_source
 from rl_training.types import Metrics, Reports, State
 
 __all__ = ["TrainResult", "TrainingFailed", "TrainingInterrupted", "TrainingRun"]
 
 
 class TrainingRun:
-    """The clock, the environments, the log, evaluation and checkpoints of one run."""
+    """The clock, the source of experience, the learner, the log, evaluation and checkpoints of one run."""
 
     def __init__(
         self,
@@ -75,23 +72,19 @@ class TrainingRun:
         """`prepare` keeps what a loop needs, before anything is written: see `keep`."""
         if config.algo != recipe.name:
             raise InputError(f"this trains {recipe.name}, but the config says algo: {config.algo}")
-        if resume is None or "normalizer" in resume.state:  # an older one may have none
-            config = with_env_defaults(config, recipe)
-        self.config, self.recipe, self.resume = config, recipe, resume
+        self.config = config = with_env_defaults(config, recipe)
+        self.recipe, self.resume = recipe, resume
         self.controls = Controls.of(config, recipe.hyperparameters)
         self.step, self.evaluations, self.best_eval = 0, 0, -math.inf
         self.metrics: Metrics = {}
         self.means = RunningMeans()
         self.stop_reason: str | None = None
-        self.parts: dict[str, Any] = {}
-        self.not_in_best: list[str] = []
-        self.missing: list[str] = []  # parts that the checkpoint resumed from does not hold
+        self.checkpoints = RunCheckpoints(self, resume)
+        self.parts = self.checkpoints.parts
         self._recorded, self._logged, self._evaluated = 0, -1, -1  # the steps of the last of each
-        self.saver = Saver()
-        self._on_disk: Path | None = None  # the newest checkpoint that is whole
         self._best_here = -math.inf  # of this run's own folder; best_eval is that of all it was resumed from, too
         self._evaluation_due = False  # one was interrupted: a resumed run begins with it
-        self._entered = False
+        self.entered = False
         self.progress: Progress = make_progress(progress, schedule_names=tuple(self.controls.varying))
         self._undo = contextlib.ExitStack()  # at the end, or where this fails: the process is left as it was found
         with undone_on_error(self, self._undo):
@@ -104,62 +97,53 @@ class TrainingRun:
             wandb, text = wandb_options(config), config_text(config, self.controls)
             if wandb is not None:
                 import_wandb()
-            if resume is not None and isinstance(resume.state.get("run"), dict):
-                resume.state["run"].setdefault("evaluation_due", False)  # older checkpoints do not say
             self.keep("run", self, if_missing="refuse")
-            self.dir = make_run_dir(config, run_suffix, resume)
-            try:
-                self._describe_run(text)
-                names = {"schedule_names": self.controls.varying, "hyperparameter_names": self.controls.schedules}
-                self.log = MetricsLog(self.dir, wandb=wandb, **names)
-            except OSError as error:
-                raise InputError(f"run folder {self.dir} cannot be written: {error.strerror or error}") from error
+            self._open_folder(run_suffix, text, wandb)
         self.interrupts = Interrupts(self._interrupt)
 
     def _build(self) -> None:
         config, recipe = self.config, self.recipe
         self._undo.callback(torch.set_num_threads, torch.get_num_threads())
         self._undo.enter_context(own_global_state(seed_of(config.seed, "process")))
-        self.tasks = make_tasks(
-            config,
-            seeds=[seed_of(config.seed, "environments", task) for task in range(len(config.tasks))],
-            box_actions=recipe.box_actions,
-            raw_steps=recipe.raw_steps,
-        )
-        self._undo.callback(self.tasks.close)
-        spaces = self.tasks.spaces
+        self.source = open_source(config, recipe)
+        self._undo.callback(self.source.close)
+        spaces = self.source.spaces
         check_players(config, recipe, spaces)
-        self.keep("controls", self.controls, if_missing="accept")  # older checkpoints have none
+        self.keep("controls", self.controls, if_missing="refuse")
         hp = self._in_force = self.controls.at(0)
         check_memory(config, self.controls, spaces)
         self.device = pick_device(config.device, spaces, hp)
         self._convolutions = has_convolutions(spaces, hp)
-        with self._reading("an algorithm for its config cannot be made"):
-            self.algorithm = build_algorithm(config, recipe, spaces, hp, self.device)
-        self.players = make_players(self.algorithm, recipe, spaces, self.tasks.normalizers)
+        with self._reading("an actor and a learner for its config cannot be made"):
+            self.actor, self.learner = build_actor_and_learner(config, recipe, spaces, hp, self.device)
+        self.fields = [recipe.fields(task, hp) for task in spaces]
+        actors = [recipe.actor_of(self.actor, task) for task in range(len(spaces))]
+        self.source.attach(actors, self.fields)
+        parts = zip(actors, spaces, self.source.normalizers, strict=True)
+        self.players = [Player(*each, recipe.box_actions) for each in parts]
         check_evaluation(self.players, config)
-        torch.set_num_threads(pick_threads(config.num_threads, self.algorithm, self.device))
+        torch.set_num_threads(pick_threads(config.num_threads, self.learner.num_parameters, self.device))
         reuse_memory()
-        self.keep("algorithm", self.algorithm, if_missing="refuse")
-        for name, part in self.tasks.parts().items():
+        for name, part in {"actor": self.actor, "learner": self.learner, **self.source.parts()}.items():
             self.keep(name, part, if_missing="refuse")
         self.advance(0)
         if self.resume is not None:
-            try_acting(self)
+            with self._reading("no action can be chosen with what it holds"):
+                self.source.try_acting()
 
     def _reading(self, where: str) -> contextlib.AbstractContextManager[None]:
         """See `reading`; of a run that is not resumed, errors are left as they are."""
         return reading(f"{self.resume.path}: {where}") if self.resume else contextlib.nullcontext()
 
-    def _describe_run(self, text: str) -> None:
-        write_text_atomic(self.dir / "config.yaml", text)
-        write_metadata(self.dir, command=sys.argv, seed=self.config.seed, extra=run_facts(self))
-
-    @property
-    def runner(self) -> EnvRunner:
-        """The environments of a run in one of them; a loop over several finds its runners in `tasks`."""
-        (runner,) = self.tasks.runners
-        return runner
+    def _open_folder(self, run_suffix: str | None, config_text: str, wandb: dict[str, Any] | None) -> None:
+        self.dir = make_run_dir(self.config, run_suffix, self.resume)
+        try:
+            write_text_atomic(self.dir / "config.yaml", config_text)
+            write_metadata(self.dir, command=sys.argv, seed=self.config.seed, extra=run_facts(self))
+            names = {"schedule_names": self.controls.varying, "hyperparameter_names": self.controls.schedules}
+            self.log = MetricsLog(self.dir, wandb=wandb, **names)
+        except OSError as error:
+            raise InputError(f"run folder {self.dir} cannot be written: {error.strerror or error}") from error
 
     @property
     def running(self) -> bool:
@@ -178,48 +162,37 @@ class TrainingRun:
         self.stop(reason)
         self.progress.message("stopping at the next checkpoint; press Ctrl-C again to quit without one")
 
-    def keep(
-        self,
-        name: str,
-        part: Any,
-        *,
-        in_best: bool = True,
-        if_missing: Literal["tell", "refuse", "accept"] = "tell",
-    ) -> None:
+    def keep(self, name: str, part: Any, *, in_best: bool = True, if_missing: IfMissing = "report") -> None:
         """Make `part` belong to the run: saved with it and, when resuming, restored with it.
 
         A part with `hold` is written while training goes on: see `Saver.save`. if_missing: what to do about a
         checkpoint that does not hold it.
         """
-        self.parts[name] = part
-        if not in_best:
-            self.not_in_best.append(name)
-        if self.resume is None or (name not in self.resume.state and if_missing == "accept"):
-            return
-        if name in self.resume.state or if_missing == "refuse":
-            restore_part(self.resume, name, part)
-        else:
-            self.missing.append(name)
-            if self._entered:
-                self.progress.message(missing_note(self, name))
+        self.checkpoints.keep(name, part, in_best=in_best, if_missing=if_missing)
+
+    def enter(self, phase: str) -> None:
+        """Tell the display what the loop is doing: collecting, learning."""
+        self.progress.phases.enter(phase)
+
+    def show_steps(self, env_steps: int) -> None:
+        """Show env steps that are collected but not yet learned from: the clock of the schedules moves later."""
+        self.progress.step = self.step + env_steps
 
     def advance(self, env_steps: int) -> None:
         """Move the clock. Every schedule takes effect here, and only here, and so does what a callback has written."""
-        self.controls.take_writes(self.algorithm, self._in_force)
+        self.controls.take_writes(self.learner, self._in_force)
         self.step += env_steps
         self.progress.step = self.step
-        hp = self._in_force = self.algorithm.hp = self.controls.at(self.step)
-        for runner in self.tasks.runners:
-            if runner.normalizer is not None and hasattr(hp, "gamma"):
-                runner.normalizer.gamma = hp.gamma
+        hp = self._in_force = self.learner.hp = self.controls.at(self.step)
+        self.source.use(hp)
 
-    def _take_writes(self) -> None:
-        if self.algorithm.hp is not self._in_force:
+    def take_writes(self) -> None:
+        if self.learner.hp is not self._in_force:
             self.advance(0)
 
     def record(self, metrics: Reports) -> None:
         """End one iteration: log it and, when they are due, evaluate, call back and save."""
-        self._check(self.means.add(metrics))
+        self.check_finite(self.means.add(metrics))
         before, self._recorded = self._recorded, self.step
         evaluate = crossed(self.config.eval_interval, before, self.step)
         if evaluate or crossed(self.config.log_interval, before, self.step):
@@ -234,24 +207,24 @@ class TrainingRun:
     def _call_back(self) -> None:
         for callback in self.callbacks:
             callback(self)
-        self._take_writes()
+        self.take_writes()
 
-    def _check(self, metrics: Metrics) -> None:
+    def check_finite(self, metrics: Metrics) -> None:
         try:
             check_finite(metrics, self.step)
         except TrainingDiverged as diverged:
-            self.saver.join()
-            remedy = f"try a lower learning rate; {last_good(self._last_good())}"
+            self.checkpoints.saver.join()
+            remedy = f"try a lower learning rate; {last_good(self.checkpoints.last_good)}"
             raise TrainingDiverged(diverged.step, diverged.name, diverged.value, remedy=remedy) from None
 
     def _current(self) -> Metrics:
         trained = self.step - (self.resume.step if self.resume else 0)
         return {
             "global_step": self.step,
-            "gradient_steps": self.algorithm.gradient_steps,
-            **over_tasks({name: recent(runner) for name, runner in self.tasks.items()}),
+            "gradient_steps": self.learner.gradient_steps,
+            **over_tasks(self.source.recent()),
             "steps_per_second": trained / max(time.perf_counter() - self._clock_zero, 1e-9),
-            **self.controls.scalars_of(self.algorithm.hp),
+            **self.controls.scalars_of(self.learner.hp),
         }
 
     def _log(self) -> None:
@@ -259,7 +232,7 @@ class TrainingRun:
             return
         self._logged = self.step
         means = self.means.mean()
-        self._check(means)
+        self.check_finite(means)
         record = means | self._current()  # no evaluation: that of an earlier step is not this one's
         self.metrics |= record
         self.log.write(record)
@@ -282,69 +255,28 @@ class TrainingRun:
         if result["eval_return_mean"] > self._best_here:
             self._best_here = result["eval_return_mean"]
             self.best_eval = max(self.best_eval, self._best_here)
-            self._write(self.dir / "checkpoints" / "best", left_out=self.not_in_best, wait=False)
+            self.checkpoints.save_best()
 
     @property
     def checkpoint_path(self) -> Path | None:
         """The newest checkpoint; waits for one that is being written."""
-        self.saver.join()
-        return self._on_disk
+        return self.checkpoints.newest
 
     def save(self, *, wait: bool = True) -> Path:
-        """Write a checkpoint of everything that was kept, and let the oldest go.
+        """Write a checkpoint of everything that was kept, and remove the oldest.
 
-        Without `wait` the path may not be there yet when this returns; what goes wrong is raised by the next save.
+        Without `wait` the path may not exist yet when this returns; what goes wrong is raised by the next save.
         """
-        with self.progress.phases.during("saving"):
-            self.saver.wait()
-        folder = self.dir / "checkpoints"
-        path = folder / step_dir_name(self.step)
+        return self.checkpoints.save(wait=wait)
 
-        def written() -> None:
-            self._on_disk = path
-            try:
-                prune_checkpoints(folder, self.config.keep_checkpoints)
-            except OSError as error:
-                raise self.failure(f"old checkpoints in {folder} cannot be removed: {error}") from error
-
-        if self._on_disk != path:
-            self._check(self.means.read())  # a checkpoint is a good one, and may take the place of the last that was
-            self._write(path, wait=wait, then=written)
-        return path
-
-    def _write(
-        self, path: Path, *, wait: bool, left_out: Collection[str] = (), then: Callable[[], None] = lambda: None
-    ) -> None:
-        self._take_writes()
-        config, info = config_to_dict(self.config, self.controls), self._info()
-
-        def write(state: dict[str, State]) -> None:
-            try:
-                save_checkpoint(path, state=state, config=config, info=info)
-                then()
-            except OSError as error:
-                raise self.failure(f"{path} cannot be written: {error.strerror or error}") from error
-
-        parts = {name: part for name, part in self.parts.items() if name not in left_out}
-        with self.progress.phases.during("saving"):
-            self.saver.save(parts, write, wait=wait)
-
-    def failure(self, cause: str) -> TrainingFailed:
-        """The error to raise where something outside the algorithm ends the run; from any thread."""
-        return TrainingFailed(cause, step=self.step, run_dir=self.dir, checkpoint_path=self._last_good())
-
-    def _last_good(self) -> Path | None:
-        """The newest checkpoint that is whole, its own or the one it was resumed from."""
-        paths = [self._on_disk, self.resume.path if self.resume else None]
-        return next((path for path in paths if path is not None and path.exists()), None)
-
-    def _info(self) -> dict[str, Any]:
+    def info(self) -> dict[str, Any]:
+        """What the manifest of a checkpoint says of the run."""
         return {
             "global_step": self.step,
             "algo": self.config.algo,
             "env_id": self.config.env_id,
             "metrics": {k: v for k, v in self.metrics.items() if math.isfinite(v)},
-            "spaces": self.tasks.each(spaces_to_json),
+            "spaces": self.source.spaces_json(),
         }
 
     def state_dict(self) -> State:
@@ -386,7 +318,7 @@ class TrainingRun:
         if not self.interrupts.received and self._evaluated != self.step:
             self.evaluate()
         with self.progress.phases.during("saving"):
-            self.saver.wait()
+            self.checkpoints.saver.wait()
         end = self.config.horizon if self.controls.varying else None
         result = TrainResult(self.dir, path, dict(self.metrics), end)
         complete = self.step >= self.config.total_timesteps  # then at most the last evaluation was interrupted
@@ -399,14 +331,14 @@ class TrainingRun:
         return result
 
     def __enter__(self) -> TrainingRun:
-        title = f"{self.config.algo} on {', '.join(self.tasks.names)}"
+        title = f"{self.config.algo} on {', '.join(self.source.names)}"
         self._clock_zero = time.perf_counter()
         self._slow_kernels = quick_kernels(self.device, convolutions=self._convolutions)
         self.interrupts.install()
         self.progress.start(self.config.total_timesteps, title, self.step)
         for line in [*resume_notes(self), *(f"warning: {line}" for line in self.controls.warnings())]:
             self.progress.message(line)
-        self._entered = True
+        self.entered = True
         if self._evaluation_due:
             self.evaluate()
             self._call_back()
@@ -414,6 +346,7 @@ class TrainingRun:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         # Last in, first out; one that fails does not keep the others from closing.
+        saver = self.checkpoints.saver
         with contextlib.ExitStack() as closing:
             closing.callback(self._slow_kernels)
             closing.callback(self.interrupts.remove)
@@ -421,13 +354,13 @@ class TrainingRun:
             closing.callback(self.log.close)
             closing.callback(self.progress.stop)
             if isinstance(error, EnvironmentFault):
-                self.saver.join()
-                where = f"at step {self.step:,} of training, {last_good(self._last_good())}"
+                saver.join()
+                where = f"at step {self.step:,} of training, {last_good(self.checkpoints.last_good)}"
                 error.args = (f"{error}; {where}",)  # its message is its only argument
             if error is not None and not isinstance(error, TrainingInterrupted):
                 self._note_status(f"failed: {type(error).__name__}: {error}")
             try:
-                self.saver.wait()
+                saver.wait()
             except Exception as lost:
                 if error is None:
                     self._note_status(f"failed: {type(lost).__name__}: {lost}")

@@ -5,19 +5,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from rl_training.acting.actor import SquashedGaussianActor
+from rl_training.algorithms.replay_based import replay_fields
 from rl_training.algorithms.sac import SAC, SACHyperparameters
 from rl_training.config import TrainConfig
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.off_policy import run_off_policy
+from rl_training.runtime.recipe import Recipe
 from rl_training.runtime.run import TrainResult
-from rl_training.runtime.setup import Recipe
 
 SAC_RECIPE = Recipe(
     "sac",
     "soft actor-critic with a learned temperature (Haarnoja et al., 2018)",
     SACHyperparameters,
-    SAC.build,
+    SquashedGaussianActor,
+    SAC,
+    replay_fields,
     raw_steps=True,
+    random_start=True,
     box_actions="scale",
     actions="Box",
 )

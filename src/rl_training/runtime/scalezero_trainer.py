@@ -7,18 +7,22 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+from rl_training.acting.planning import planning_fields
+from rl_training.acting.scalezero import ScaleZeroActor
 from rl_training.algorithms.scalezero import ScaleZero, ScaleZeroHyperparameters
 from rl_training.config import ConfigError, Problem, TrainConfig
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.multi_task import run_multi_task
+from rl_training.runtime.recipe import Recipe
 from rl_training.runtime.run import TrainResult
-from rl_training.runtime.setup import Recipe
 
 SCALEZERO_RECIPE = Recipe(
     "scalezero",
     "planning in several tasks with one world model that grows (Pu et al., 2025)",
     ScaleZeroHyperparameters,
-    ScaleZero.build,
+    ScaleZeroActor,
+    ScaleZero,
+    planning_fields,
     multi_task=True,
     two_players=True,
     raw_steps=True,
@@ -30,8 +34,8 @@ def train_scalezero(
     config: TrainConfig, *, run_suffix: str | None = None, callbacks: Sequence[Callback] = (), **options: Any
 ) -> TrainResult:
     check_evaluated(config)
-    build = partial(ScaleZero.build, names=[task.env_id for task in config.tasks])
-    recipe = dataclasses.replace(SCALEZERO_RECIPE, build=build)
+    learner = partial(ScaleZero, names=[task.env_id for task in config.tasks])
+    recipe = dataclasses.replace(SCALEZERO_RECIPE, learner=learner)
     return run_multi_task(config, recipe, run_suffix=run_suffix, callbacks=callbacks, **options)
 
 

@@ -1,4 +1,4 @@
-"""What a run is made of before its first step: the algorithm, the device, the threads, the folder."""
+"""What a run is made of before its first step: actor and learner, the device, the threads, the folder."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ import gymnasium as gym
 import torch
 import yaml
 
-from rl_training.algorithms.base import Algorithm
+from rl_training.algorithms.base import Learner
 from rl_training.config import EnvOptions, InputError, TrainConfig, shown
 from rl_training.envs.factory import usable_cores
 from rl_training.models.networks import is_image
@@ -24,26 +24,10 @@ from rl_training.runtime.checkpoints import Checkpoint
 from rl_training.runtime.controls import Controls
 from rl_training.runtime.limits import networks_within_memory
 from rl_training.runtime.randomness import generator, seed_of
-from rl_training.types import BoxActions, Spaces
+from rl_training.runtime.recipe import Recipe
+from rl_training.types import Spaces
 
 LONGEST_NAME = 80  # characters for the environments in the name of a run's folder
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """All there is to know about an algorithm: its hyperparameters, how to build it, what it can act in."""
-
-    name: str
-    summary: str
-    hyperparameters: type
-    build: Callable[..., Algorithm]  # (spaces, hp, *, rng, device)
-    box_actions: BoxActions = "clip"
-    multi_task: bool = False  # whether it takes several environments: `build` gets a list of spaces, see multi_task.py
-    two_players: bool = False  # whether it knows that what follows a move is the other player's: see Spaces.num_players
-    normalizes: tuple[str, ...] = ()  # wrappers that are on where the config does not say; never on Atari
-    raw_steps: bool = False  # whether steps are kept as they come and normalised when drawn: see EnvRunner
-    actions: str = "Discrete, MultiDiscrete, MultiBinary, Box"
-    observations: str = "Box (vectors, images), Discrete, MultiDiscrete, MultiBinary, Dict, Tuple"
 
 
 @contextlib.contextmanager
@@ -68,17 +52,34 @@ def with_env_defaults(config: TrainConfig, recipe: Recipe) -> TrainConfig:
     return dataclasses.replace(config, env_kwargs={**config.env_kwargs, "wrappers": spelt_out})
 
 
-def build_algorithm(
+def build_actor(config: TrainConfig, recipe: Recipe, spaces: Sequence[Spaces], hp: Any, device: torch.device) -> Any:
+    """What plays, before any training; `spaces` of every task. A learner is not needed."""
+    with building_networks(config, hp, device):
+        return _make_actor(recipe, spaces, hp, device)
+
+
+def build_actor_and_learner(
     config: TrainConfig, recipe: Recipe, spaces: Sequence[Spaces], hp: Any, device: torch.device
-) -> Algorithm:
-    """The algorithm as it is before the first step, decided by the seed alone; `spaces` of every task."""
+) -> tuple[Any, Learner]:
+    """What plays and what learns, which share a network, before any training."""
+    with building_networks(config, hp, device):
+        actor = _make_actor(recipe, spaces, hp, device)
+        return actor, recipe.learner(actor, hp, rng=generator(config.seed, "learner"))
+
+
+def _make_actor(recipe: Recipe, spaces: Sequence[Spaces], hp: Any, device: torch.device) -> Any:
     if not recipe.multi_task and len(spaces) > 1:
         raise InputError(f"{recipe.name} trains in one environment, got {len(spaces)}: env_id should be one id")
-    given = list(spaces) if recipe.multi_task else spaces[0]
-    # Orthogonal matrices differ in the last bit with more threads.
+    return recipe.actor(list(spaces) if recipe.multi_task else spaces[0], hp, device=device)
+
+
+@contextlib.contextmanager
+def building_networks(config: TrainConfig, hp: Any, device: torch.device) -> Iterator[None]:
+    """Networks that are built here are decided by the config's seed alone, and fit into memory."""
+    # One thread: orthogonal matrices differ in the last bit with more.
     with torch.random.fork_rng(devices=[]), one_thread(), networks_within_memory(hp, device):
         torch.manual_seed(seed_of(config.seed, "model"))
-        return recipe.build(given, hp, rng=generator(config.seed, "learner"), device=device)
+        yield
 
 
 def check_players(config: TrainConfig, recipe: Recipe, spaces: Sequence[Spaces]) -> None:
@@ -137,11 +138,11 @@ def _parts(space: gym.Space) -> list[gym.Space]:
     return list(space.spaces.values()) if isinstance(space, gym.spaces.Dict) else [space]
 
 
-def pick_threads(setting: int | str, algorithm: Algorithm, device: torch.device) -> int:
+def pick_threads(setting: int | str, num_parameters: int, device: torch.device) -> int:
     """auto: two contending threads make small networks slower, so one below a million parameters."""
     if isinstance(setting, int):
         return setting
-    small = algorithm.num_parameters < 1_000_000
+    small = num_parameters < 1_000_000
     return 1 if small or device.type != "cpu" else usable_cores()
 
 

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from rl_training.algorithms.base import Algorithm
 from rl_training.config import InputError, TrainConfig, nearest
 from rl_training.envs.normalize import Normalizer
 from rl_training.envs.runner import action_map
@@ -16,21 +15,21 @@ from rl_training.envs.tasks import SavedSpaces, Together, make_normalizer, space
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.checkpoints import MANIFEST, Checkpoint, open_checkpoint
 from rl_training.runtime.controls import Controls
-from rl_training.runtime.evaluation import Player, evaluate, make_players, sizes
+from rl_training.runtime.evaluation import Player, evaluate, sizes
 from rl_training.runtime.loading import as_config, build_config, check_config
 from rl_training.runtime.policy import Policy
 from rl_training.runtime.randomness import seed_of
 from rl_training.runtime.registry import ALGORITHMS
 from rl_training.runtime.restoring import reading, restore_part
 from rl_training.runtime.run import TrainResult
-from rl_training.runtime.setup import build_algorithm, pick_device
+from rl_training.runtime.setup import build_actor, pick_device
 from rl_training.runtime.temporaries import remove_abandoned
 from rl_training.types import BoxActions, Metrics
 
 __all__ = ["ALGORITHMS", "evaluate_checkpoint", "load_policy", "predict_checkpoint", "resume_training", "train"]
 
 Extend = Literal["keep", "stretch"]
-ACTING = ("algorithm", "normalizer", "controls")  # the parts of a checkpoint that a policy needs
+ACTING = ("actor", "normalizer", "controls")  # the parts of a checkpoint that a policy needs
 
 
 def train(
@@ -114,11 +113,11 @@ def load_policy(path: str | Path, *, task: str | None = None, device: str = "aut
     checkpoint = open_checkpoint(path, ACTING)
     config = config_of(checkpoint, needs_env=False, device=device, num_threads="auto")
     number = task_number(checkpoint, config, task)
-    algorithm, players, spaces, layouts = _restore(checkpoint, config)
+    players, spaces, layouts = _restore(checkpoint, config)
     player = players[number]
     to_env, _ = action_map(spaces[number].env_action, player.box_actions)
     seed = seed_of(config.seed, "evaluation", number)
-    return Policy(algorithm, player.act, layouts[number], to_env, player.normalizer, seed)
+    return Policy(player.actor, layouts[number], to_env, player.normalizer, seed)
 
 
 def predict_checkpoint(
@@ -151,7 +150,6 @@ def task_number(checkpoint: Checkpoint, config: TrainConfig, task: str | None) -
 class Restored(NamedTuple):
     """What a checkpoint gives back without an environment."""
 
-    algorithm: Algorithm
     players: list[Player]
     spaces: list[SavedSpaces]
     layouts: list[ObservationLayout]
@@ -170,16 +168,17 @@ def _restore(checkpoint: Checkpoint, config: TrainConfig) -> Restored:
             _check_spaces(each, layout, normalizer, recipe.box_actions)
     spaces = [each.model for each in saved]
     controls = Controls.of(config, recipe.hyperparameters)
-    if "controls" in checkpoint.state:  # older checkpoints have none
-        restore_part(checkpoint, "controls", controls)
+    restore_part(checkpoint, "controls", controls)
     hp = controls.at(checkpoint.step)
-    with reading(f"{checkpoint.path}: an algorithm for its config and spaces cannot be made"):
-        algorithm = build_algorithm(config, recipe, spaces, hp, pick_device(config.device, spaces, hp))
-    restore_part(checkpoint, "algorithm", algorithm)
+    with reading(f"{checkpoint.path}: an actor for its config and spaces cannot be made"):
+        actor = build_actor(config, recipe, spaces, hp, pick_device(config.device, spaces, hp))
+    restore_part(checkpoint, "actor", actor)
     present = {str(i): normalizer for i, normalizer in enumerate(normalizers) if normalizer is not None}
     if present:
         restore_part(checkpoint, "normalizer", present["0"] if len(tasks) == 1 else Together(present))
-    return Restored(algorithm, make_players(algorithm, recipe, spaces, normalizers), saved, layouts)
+    actors = [recipe.actor_of(actor, task) for task in range(len(tasks))]
+    players = [Player(*each, recipe.box_actions) for each in zip(actors, spaces, normalizers, strict=True)]
+    return Restored(players, saved, layouts)
 
 
 def _check_spaces(

@@ -1,4 +1,4 @@
-"""A model's word on the nodes of a search, as arrays: on any device, with the states kept where the model is."""
+"""A model's predictions for the nodes of a search, as arrays; the states stay on the model's device."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rl_training.models.acting import to_tensors
-from rl_training.models.capture import Capture, CudaCapture, warmed_up
+from rl_training.acting.capture import Capture, CudaCapture, warmed_up
+from rl_training.acting.forward import to_tensors
 from rl_training.models.muzero import Inference, PlanningModel
 from rl_training.types import Array, History, Observation, TensorTree
 
@@ -29,14 +29,17 @@ class TorchInference:
     def initial(self, obs: Observation, num_simulations: int, history: History | None = None) -> Array:
         """[B, P + 2] policy, value and reward (0) of the roots; history: the steps before, for models that remember."""
         steps = None if history is None else to_tensors(history, self.device)
-        said = self.first_word(to_tensors(obs, self.device), steps)
-        self.batch = len(said.state)
+        inference = self.root_inference(to_tensors(obs, self.device), steps)
+        self.batch = len(inference.state)
         if len(self.states) < self.batch * (num_simulations + 1):
-            self.states = said.state.new_empty(self.batch * (num_simulations + 1), self.model.state_size)
-        self.states[: self.batch] = said.state
-        return packed(said).cpu().numpy()
+            self.states = inference.state.new_empty(self.batch * (num_simulations + 1), self.model.state_size)
+        self.states[: self.batch] = inference.state
+        return packed(inference).cpu().numpy()
 
-    def first_word(self, obs: TensorTree, history: History | None) -> Inference:
+    def refresh(self) -> None:
+        """Called when the model's weights have changed, for inference that keeps copies of them."""
+
+    def root_inference(self, obs: TensorTree, history: History | None) -> Inference:
         return self.model.initial(obs, history)
 
     @property
@@ -53,25 +56,25 @@ class TorchInference:
         rows = torch.from_numpy(parent * self.batch + np.arange(self.batch)).to(self.device)
         state, actions = self.states.index_select(0, rows), torch.from_numpy(action).to(self.device)
         if self.decodes:
-            next_state, word = self.decoded(state, actions)
+            next_state, prediction = self.decoded(state, actions)
         else:
-            said = self.model.recurrent(state, actions)
-            next_state, word = said.state, packed(said).cpu().numpy()
+            inference = self.model.recurrent(state, actions)
+            next_state, prediction = inference.state, packed(inference).cpu().numpy()
         self.states[node * self.batch : (node + 1) * self.batch] = next_state
-        return word
+        return prediction
 
     def decoded(self, state: Tensor, action: Tensor) -> tuple[Tensor, Array]:
-        """What `model.recurrent` says. Logits become numbers in one compiled loop: a dozen small operations would take
-        as long as a small network itself."""
+        """The same as `model.recurrent`. Logits become numbers in one compiled loop: a dozen small operations would
+        take as long as a small network itself."""
         from rl_training.ops.tree import decode  # numba takes longer to import than all the rest
 
         model = self.model
         next_state, reward = model.transition(state, action)
         policy, value = model.predict(next_state)
         logits = torch.cat([policy, value, reward], 1).numpy()
-        word = np.empty((self.batch, model.policy_size + 2), np.float32)
-        decode(logits, value.shape[1], word, np.empty(logits.shape[1], np.float32))
-        return next_state, word
+        prediction = np.empty((self.batch, model.policy_size + 2), np.float32)
+        decode(logits, value.shape[1], prediction, np.empty(logits.shape[1], np.float32))
+        return next_state, prediction
 
 
 class GraphInference(TorchInference):
@@ -98,20 +101,20 @@ class GraphInference(TorchInference):
 
     def initial(self, obs: Observation, num_simulations: int, history: History | None = None) -> Array:
         batch = len(next(iter(obs.values())) if isinstance(obs, dict) else obs)
-        there = self.arenas.pop(batch, None)
-        self.states = self.states[:0] if there is None else there
-        word = super().initial(obs, num_simulations, history)
+        arena = self.arenas.pop(batch, None)
+        self.states = self.states[:0] if arena is None else arena
+        prediction = super().initial(obs, num_simulations, history)
         self.edges = [0, batch] if batch < 2 * self.HALF else [0, batch // 2, batch]
-        if self.states is not there:  # a larger one: graphs point into the old
+        if self.states is not arena:  # a larger one: graphs point into the old one
             self.forget(batch)
         self.arenas[batch] = self.states
         if len(self.arenas) > self.MOST:
             self.forget(next(iter(self.arenas)))
-        return word
+        return prediction
 
-    def first_word(self, obs: TensorTree, history: History | None) -> Inference:
+    def root_inference(self, obs: TensorTree, history: History | None) -> Inference:
         if isinstance(obs, dict):
-            return super().first_word(obs, history)
+            return super().root_inference(obs, history)
         inputs = {"now": obs, **(history or {})}
         key = tuple((name, x.shape, x.dtype) for name, x in inputs.items())
         graph = self.first_graphs.pop(key, None) or FirstGraph(self.model, inputs, self.capture)
@@ -146,8 +149,8 @@ class GraphInference(TorchInference):
 
 
 class FirstGraph:
-    """`initial` for as many observations `now` as these, and as much history, if they have one, captured. What it says
-    is valid until the next call."""
+    """`initial` for as many observations `now` as these, and as much history, if they have one, captured. Its output is
+    valid until the next call."""
 
     def __init__(self, model: PlanningModel, inputs: dict[str, Tensor], capture: Capture) -> None:
         self.inputs = {name: x.clone() for name, x in inputs.items()}
@@ -173,19 +176,19 @@ class Graph:
         self.rows = capture.pinned(torch.zeros(2, len(trees), dtype=torch.int64))  # where from, where to
         self.rows[1] = batch + torch.from_numpy(trees)
         self.action = capture.pinned(torch.from_numpy(action.copy()))
-        self.word = capture.pinned(torch.empty(len(trees), model.policy_size + 2))
+        self.prediction = capture.pinned(torch.empty(len(trees), model.policy_size + 2))
         # Kept: a graph goes on writing to the memory of what it captured, whoever has it by then.
-        self.there = rows, actions = self.rows.to(device, copy=True), self.action.to(device, copy=True)
+        self.device_inputs = rows, actions = self.rows.to(device, copy=True), self.action.to(device, copy=True)
 
         def step() -> None:
             rows.copy_(self.rows, non_blocking=True)
             actions.copy_(self.action, non_blocking=True)
-            said = model.recurrent(states.index_select(0, rows[0]), actions)
-            states.index_copy_(0, rows[1], said.state)
-            self.word.copy_(packed(said), non_blocking=True)
+            inference = model.recurrent(states.index_select(0, rows[0]), actions)
+            states.index_copy_(0, rows[1], inference.state)
+            self.prediction.copy_(packed(inference), non_blocking=True)
 
         self.captured = warmed_up(capture, step)
-        self.inputs, self.output = (self.rows.numpy(), self.action.numpy()), self.word.numpy()
+        self.inputs, self.output = (self.rows.numpy(), self.action.numpy()), self.prediction.numpy()
 
     def ask(self, node: int, parent: Array, action: Array) -> None:
         rows, actions = self.inputs
@@ -205,6 +208,6 @@ def make_inference(model: PlanningModel) -> TorchInference:
     return GraphInference(model) if on_gpu else TorchInference(model)
 
 
-def packed(said: Any) -> Tensor:
+def packed(inference: Inference) -> Tensor:
     """Policy, value, reward side by side: one piece travels faster than three."""
-    return torch.cat([said.policy, said.value.unsqueeze(1), said.reward.unsqueeze(1)], 1)
+    return torch.cat([inference.policy, inference.value.unsqueeze(1), inference.reward.unsqueeze(1)], 1)

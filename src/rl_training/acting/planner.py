@@ -1,4 +1,4 @@
-"""From observations to searched decisions: a model, a search, and the fastest way through both."""
+"""Search with one model, on the fastest path there is for that model; see `Planner.search` for the choice."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import gymnasium as gym
 import numpy as np
 
-from rl_training.models.fused import fused_network, is_fusable
-from rl_training.models.inference import GraphInference, make_inference
+from rl_training.acting.fused import fused_network, is_fusable
+from rl_training.acting.inference import GraphInference, TorchInference, make_inference
 from rl_training.models.muzero import MuZeroModel, PlanningModel
 from rl_training.types import Array, History, Observation, Spaces
 
 if TYPE_CHECKING:
-    from rl_training.ops.search import Evaluation, Knobs, Rules, SearchResult
-    from rl_training.ops.tree import Perceptrons, PrefixLSTM
+    from rl_training.ops.search import Evaluation, Rules, SearchResult
+    from rl_training.ops.tree import Perceptrons, PrefixLSTM, SearchConstants
 
 MASK = "action_mask"  # the entry of a Dict observation that says which actions are legal
-EDGE = 0.999  # of (-1, 1): what a tanh in float32 can still be brought back from
+MAX_ACTION = 0.999  # of (-1, 1): in float32, atanh of a larger action is inaccurate
 
 
 class Root(NamedTuple):
-    """What the model says of B observations before any search."""
+    """The model's prediction for B observations, before any search."""
 
     logits: Array  # [B, A]
     value: Array  # [B]
@@ -30,10 +30,10 @@ class Root(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What a search recommends for B observations."""
+    """The result of a search from B observations."""
 
     action: Array  # [B] or [B, D]
-    policy: Array  # [B, A] the target of the policy, whatever the temperature
+    policy: Array  # [B, A] the policy target, which does not depend on the temperature
     value: Array  # [B] of the root
     visits: Array  # [B, A]
     candidates: Array | None  # [B, A, D]
@@ -43,36 +43,45 @@ class Planner:
     """Searches with one model. Continuous actions are sampled: each node has `num_candidates` draws from its policy as
     edges, all with the same prior (Hubert et al., arXiv:2104.06303, with the policy as the proposal)."""
 
-    def __init__(self, model: PlanningModel, spaces: Spaces, *, num_candidates: int) -> None:
+    def __init__(
+        self, model: PlanningModel, spaces: Spaces, *, num_candidates: int = 0, inference: TorchInference | None = None
+    ) -> None:
         from rl_training.ops.search import Search  # numba takes longer to import than all the rest
 
         self.model = model
-        self.inference = make_inference(model)
+        self.inference = inference or make_inference(model)
         self.fusable = is_fusable(model)
+        self.two_players = spaces.num_players == 2
         self.action_shape = spaces.action.shape if isinstance(spaces.action, gym.spaces.Box) else None
         self.num_actions = model.policy_size if self.action_shape is None else num_candidates
         self._search = Search(self.num_actions)
         self._network: tuple[Perceptrons, PrefixLSTM | None] | None = None
 
     def refresh(self) -> None:
-        """To be called when the model's weights have changed."""
+        """Called when the model's weights have changed."""
         self._network = None
+        self.inference.refresh()
 
-    def look(
+    def evaluate_root(
         self, obs: Observation, *, num_simulations: int, rng: np.random.Generator, history: History | None = None
     ) -> Root:
-        word = self.inference.initial(obs, num_simulations, history)
+        """The roots of searches; history: the steps before the observations, for models that have memory."""
+        prediction = self.inference.initial(obs, num_simulations, history)
         legal = obs[MASK].astype(bool) if isinstance(obs, dict) and MASK in obs else None
         if self.action_shape is None:
-            return Root(word[:, :-2], word[:, -2], legal, None)
-        candidates = self._draw(word, rng)
-        return Root(np.zeros((len(word), self.num_actions), np.float32), word[:, -2], None, candidates)
+            return Root(prediction[:, :-2], prediction[:, -2], legal, None)
+        candidates = self._sample_candidates(prediction, rng)
+        return Root(np.zeros((len(prediction), self.num_actions), np.float32), prediction[:, -2], None, candidates)
 
-    def _draw(self, word: Array, rng: np.random.Generator) -> Array:
-        """[B, A, D] actions of the policies that stand first in word [B, 2 D + 2]: tanh of Gaussians."""
-        mean, log_std = np.split(word[:, None, :-2], 2, -1)
-        noise = rng.standard_normal((len(word), self.num_actions, mean.shape[-1]), np.float32)
-        action: Array = np.clip(np.tanh(mean + np.exp(log_std) * noise), -EDGE, EDGE)
+    def values(self, obs: Observation) -> Array:
+        """[B] The network's values of observations [B, ...], without a search."""
+        return self.inference.initial(obs, 0)[:, -2]
+
+    def _sample_candidates(self, prediction: Array, rng: np.random.Generator) -> Array:
+        """[B, A, D] actions of the policies in the first columns of prediction [B, 2 D + 2]: tanh of Gaussians."""
+        mean, log_std = np.split(prediction[:, None, :-2], 2, -1)
+        noise = rng.standard_normal((len(prediction), self.num_actions, mean.shape[-1]), np.float32)
+        action: Array = np.clip(np.tanh(mean + np.exp(log_std) * noise), -MAX_ACTION, MAX_ACTION)
         return action
 
     def search(
@@ -82,22 +91,28 @@ class Planner:
         *,
         discount: float,
         num_simulations: int,
-        knobs: Knobs,
+        constants: SearchConstants,
         rng: np.random.Generator,
         gumbel: Array | None = None,
     ) -> SearchResult:
-        """Go on from what `look` has just given, with these rules; its logits may have been mixed with noise."""
+        """Search from the roots of the last `evaluate_root`; their logits may have been mixed with noise.
+
+        A small perceptron runs inside the compiled search. Any other model is asked for one node of all trees at a
+        time: on a CUDA device in captured graphs.
+        """
         from rl_training.ops.search import Evaluation
 
-        said = Evaluation(root.logits, root.value, np.zeros_like(root.value), discount)
+        evaluation = Evaluation(root.logits, root.value, np.zeros_like(root.value), discount)
         limits: dict[str, Any] = {"num_simulations": num_simulations, "legal": root.legal, "gumbel": gumbel}
         if self.fusable:
             states = self.inference.roots.numpy()
             network, lstm = self._weights()
-            return self._search.fused(rules, network, states, said, lstm=lstm, discount=discount, knobs=knobs, **limits)
+            return self._search.fused(
+                rules, network, states, evaluation, lstm=lstm, discount=discount, constants=constants, **limits
+            )
         discounts = np.full(len(root.value), discount, np.float32)
         evaluate = self._discrete(discounts) if root.candidates is None else self._sampled(root, discounts, limits, rng)
-        return self._search(rules, evaluate, said, knobs=knobs, **limits)
+        return self._search(rules, evaluate, evaluation, constants=constants, **limits)
 
     def _weights(self) -> tuple[Perceptrons, PrefixLSTM | None]:
         if self._network is None:
@@ -105,11 +120,13 @@ class Planner:
         return self._network
 
     def _discrete(self, discount: Array) -> Any:
-        from rl_training.ops.search import Packed, Turns
+        from rl_training.ops.search import Packed, PartialEvaluate
 
         inference = self.inference
         if isinstance(inference, GraphInference):
-            return Turns(inference.edges, inference.ask, lambda part: Packed(inference.answer(part), discount))
+            return PartialEvaluate(
+                inference.edges, inference.ask, lambda part: Packed(inference.answer(part), discount)
+            )
 
         def evaluate(node: int, parent: Array, action: Array) -> Packed:
             return Packed(inference.recurrent(node, parent, action), discount)
@@ -120,18 +137,19 @@ class Planner:
         from rl_training.ops.search import Evaluation
 
         assert root.candidates is not None
-        batch, alike = len(root.value), np.zeros_like(root.logits)  # a node's draws are all alike
+        batch, equal = len(root.value), np.zeros_like(root.logits)  # all draws of a node have the same prior
         candidates = np.empty((limits["num_simulations"] + 1, *root.candidates.shape), np.float32)
         candidates[0], trees = root.candidates, np.arange(batch)
 
         def evaluate(node: int, parent: Array, edge: Array) -> Evaluation:
-            word = self.inference.recurrent(node, parent, candidates[parent, trees, edge])
-            candidates[node] = self._draw(word, rng)
-            return Evaluation(alike, word[:, -2], word[:, -1], discount)
+            prediction = self.inference.recurrent(node, parent, candidates[parent, trees, edge])
+            candidates[node] = self._sample_candidates(prediction, rng)
+            return Evaluation(equal, prediction[:, -2], prediction[:, -1], discount)
 
         return evaluate
 
     def plan(self, root: Root, result: SearchResult, edge: Array, policy: Array) -> Plan:
+        """edge [B]: the root's edges that were chosen."""
         action = edge
         if root.candidates is not None:
             assert self.action_shape is not None

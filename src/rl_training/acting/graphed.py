@@ -8,8 +8,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from rl_training.acting.capture import Capture, Captured, CudaCapture
 from rl_training.data.batch import tree_map
-from rl_training.models.capture import Capture, Captured, CudaCapture
 from rl_training.types import Batch
 
 Gradient: TypeAlias = Callable[[Batch], dict[str, Tensor]]

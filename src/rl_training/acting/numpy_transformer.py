@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rl_training.models.inference import TorchInference, make_inference
+from rl_training.acting.inference import TorchInference, make_inference
 from rl_training.models.moe import ScaledLinear
 from rl_training.models.scalezero import TaskModel
 from rl_training.models.world_transformer import Block

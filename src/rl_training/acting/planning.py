@@ -1,0 +1,208 @@
+"""Actors that plan with a learned model: MuZero (arXiv:1911.08265), Gumbel MuZero (Danihelka et al., ICLR 2022) and
+EfficientZero (arXiv:2111.00210) differ in their model and in the function that plans."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any, TypeAlias
+
+import gymnasium as gym
+import numpy as np
+import torch
+
+from rl_training.acting.actor import NetworkActor
+from rl_training.acting.planner import Plan, Planner
+from rl_training.config import InputError
+from rl_training.data.fields import NUMBER, step_fields
+from rl_training.models.efficientzero import EfficientZeroModel
+from rl_training.models.muzero import MuZeroModel, PlanningModel
+from rl_training.types import Array, Decision, Field, Fields, History, Memory, Observation, Spaces
+
+
+PlanFunction: TypeAlias = Callable[..., Plan]  # (planner, obs, hp, *, temperature, num_simulations, rng, **noise)
+
+
+def plan_by_visits(
+    planner: Planner,
+    obs: Observation,
+    hp: Any,
+    *,
+    temperature: float,
+    num_simulations: int,
+    rng: np.random.Generator,
+    root_exploration_fraction: float = 0.0,
+    history: History | None = None,
+    rules: str = "MUZERO",
+) -> Plan:
+    """MuZero: PUCT from a root with Dirichlet noise in its prior; the action is drawn from visits^(1 / temperature).
+
+    history: the steps before the observations, for models that have memory.
+    """
+    from rl_training.ops import search as ops  # numba takes longer to import than all the rest
+    from rl_training.ops.tree import SearchConstants
+
+    root = planner.evaluate_root(obs, num_simulations=num_simulations, rng=rng, history=history)
+    logits = ops.with_dirichlet(
+        root.logits, root.legal, fraction=root_exploration_fraction, alpha=hp.dirichlet_alpha, rng=rng
+    )
+    low, high = known_bounds(planner.two_players)
+    result = planner.search(
+        getattr(ops, rules),
+        root._replace(logits=logits),
+        discount=signed_discount(hp.gamma, planner.two_players),
+        num_simulations=num_simulations,
+        constants=SearchConstants(pb_c_init=hp.pb_c_init, pb_c_base=hp.pb_c_base, low=low, high=high),
+        rng=rng,
+    )
+    edge = ops.act_by_visits(result.visits, temperature, rng)
+    return planner.plan(root, result, edge, ops.visit_policy(result.visits))
+
+
+def plan_by_gumbel(
+    planner: Planner,
+    obs: Observation,
+    hp: Any,
+    *,
+    temperature: float,
+    num_simulations: int,
+    rng: np.random.Generator,
+) -> Plan:
+    """Gumbel MuZero: Sequential Halving on g temperature + logits + sigma(q).
+
+    argmax (g T + x) = argmax (g + x / T), so the action is a sample of softmax((logits + sigma(q)) / T). The policy
+    target has no noise in it.
+    """
+    from rl_training.ops import search as ops
+    from rl_training.ops.tree import SearchConstants
+
+    rules = {"tree": ops.GUMBEL_TREE, "node": ops.GUMBEL, "none": ops.GUMBEL_RAW}[hp.q_rescale]
+    low, high = known_bounds(planner.two_players)
+    constants = SearchConstants(
+        c_visit=hp.c_visit, c_scale=hp.c_scale, max_considered=hp.max_considered_actions, low=low, high=high
+    )
+    root = planner.evaluate_root(obs, num_simulations=num_simulations, rng=rng)
+    gumbel = (temperature * rng.gumbel(size=root.logits.shape)).astype(np.float32)
+    result = planner.search(
+        rules,
+        root,
+        discount=signed_discount(hp.gamma, planner.two_players),
+        num_simulations=num_simulations,
+        constants=constants,
+        rng=rng,
+        gumbel=gumbel,
+    )
+    edge, policy = ops.gumbel_outcome(result, root.logits, root.legal, gumbel, constants)
+    return planner.plan(root, result, edge, policy)
+
+
+def signed_discount(gamma: float, two_players: bool) -> float:
+    """The factor on the next state's value: negative where that is the other player's."""
+    return float(-gamma if two_players else gamma)
+
+
+def known_bounds(two_players: bool) -> tuple[float, float]:
+    """Bounds of Q: the outcomes of board games lie in [-1, 1]; an empty interval where nothing is known."""
+    return (-1.0, 1.0) if two_players else (math.inf, -math.inf)
+
+
+def search_arguments(hp: Any, *, explore: bool) -> dict[str, Any]:
+    """What a search takes in training (acting, reanalysis) and in evaluation, where there is no exploration noise."""
+    noise = {"root_exploration_fraction"} & vars(hp).keys()
+    if explore:
+        given = {name: getattr(hp, name) for name in noise}
+        return {"temperature": hp.temperature, "num_simulations": hp.num_simulations, **given}
+    simulations = hp.num_simulations if hp.eval_num_simulations is None else hp.eval_num_simulations
+    return {"temperature": hp.eval_temperature, "num_simulations": simulations, **dict.fromkeys(noise, 0.0)}
+
+
+def plan_extras(plan: Plan) -> dict[str, Array]:
+    """What is stored with a step of a search."""
+    extras = {"policy": plan.policy, "root_value": plan.value}
+    return extras if plan.candidates is None else extras | {"candidates": plan.candidates}
+
+
+def planning_fields(spaces: Spaces, hp: Any) -> Fields:
+    """A step holds the policy and the value that its search found; of continuous actions the candidates too."""
+    if isinstance(spaces.action, gym.spaces.Box):
+        actions, size = hp.num_sampled_actions, math.prod(spaces.action.shape)
+        candidates = {"candidates": Field((actions, size), np.dtype(np.float32))}
+    else:
+        assert isinstance(spaces.action, gym.spaces.Discrete)
+        actions, candidates = int(spaces.action.n), {}
+    return step_fields(spaces, {"policy": Field((actions,), np.dtype(np.float32)), "root_value": NUMBER, **candidates})
+
+
+class PlanningActor(NetworkActor):
+    """Acts by searching a learned model. `make_model` and `plan` make the variant."""
+
+    model: PlanningModel
+
+    def __init__(
+        self,
+        spaces: Spaces,
+        hp: Any,
+        *,
+        make_model: Callable[[Spaces, Any], PlanningModel],
+        plan: PlanFunction,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        if not isinstance(spaces.action, gym.spaces.Discrete | gym.spaces.Box):
+            raise InputError(
+                f"planning takes one discrete action or a Box, not {spaces.action}: use ppo, or make its combinations "
+                "one Discrete space with a gymnasium.ActionWrapper"
+            )
+        super().__init__(make_model(spaces, hp).eval(), spaces, hp, device=device)
+        self.planner = self.planner_of(self.model)
+        self.plan_with = plan
+
+    def planner_of(self, model: PlanningModel) -> Planner:
+        """Searches with `model` as this actor does with its own: a learner plans with its target network too."""
+        return Planner(model, self.spaces, num_candidates=self.hp.num_sampled_actions)
+
+    def plan(
+        self, obs: Observation, *, temperature: float, num_simulations: int, rng: np.random.Generator, **noise: float
+    ) -> Plan:
+        """Search from observations [N, ...] with the numbers of this call; changes nothing."""
+        return self.plan_with(
+            self.planner, obs, self.hp, temperature=temperature, num_simulations=num_simulations, rng=rng, **noise
+        )
+
+    def act(self, obs: Observation, memory: Memory, *, explore: bool, rng: np.random.Generator) -> Decision:
+        plan = self.plan(obs, rng=rng, **search_arguments(self.hp, explore=explore))
+        return Decision(plan.action, memory, plan_extras(plan))
+
+    def refresh(self) -> None:
+        self.planner.refresh()
+
+
+def muzero_model(spaces: Spaces, hp: Any) -> MuZeroModel:
+    return MuZeroModel(spaces, **model_sizes(hp))
+
+
+def efficientzero_model(spaces: Spaces, hp: Any) -> EfficientZeroModel:
+    sizes = {"lstm_size": hp.lstm_size, "projection_size": hp.projection_size}
+    return EfficientZeroModel(spaces, lstm_horizon=hp.lstm_horizon, **sizes, **model_sizes(hp))
+
+
+def model_sizes(hp: Any) -> dict[str, Any]:
+    names = (
+        "latent_size",
+        "hidden_sizes",
+        "activation",
+        "value_limit",
+        "reward_limit",
+        "network",
+        "channels",
+        "blocks",
+        "stem",
+    )
+    return {name: getattr(hp, name) for name in names}
+
+
+MuZeroActor = partial(PlanningActor, make_model=muzero_model, plan=plan_by_visits)
+GumbelMuZeroActor = partial(PlanningActor, make_model=muzero_model, plan=plan_by_gumbel)
+EfficientZeroActor = partial(
+    PlanningActor, make_model=efficientzero_model, plan=partial(plan_by_visits, rules="EFFICIENTZERO")
+)

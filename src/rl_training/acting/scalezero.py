@@ -1,0 +1,124 @@
+"""ScaleZero's actors: one world model for several tasks, and for each task an actor that remembers its last steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from rl_training.acting.actor import NetworkOwner
+from rl_training.acting.numpy_transformer import task_inference
+from rl_training.acting.planner import Plan, Planner
+from rl_training.acting.planning import plan_by_visits, plan_extras, search_arguments
+from rl_training.data.history import check_history, empty_history, extended_history, to_history, to_memory
+from rl_training.models.moe import Adapters
+from rl_training.models.scalezero import ScaleZeroModel
+from rl_training.models.world_transformer import Size
+from rl_training.types import Decision, History, Memory, Observation, Spaces, State, Weights
+
+
+class ScaleZeroActor(NetworkOwner):
+    """The networks of all tasks; `for_task` gives what plays in one of them."""
+
+    model: ScaleZeroModel
+
+    def __init__(self, spaces: Sequence[Spaces], hp: Any, *, device: torch.device | str = "cpu") -> None:
+        super().__init__(make_model(spaces, hp).eval(), device=device)
+        self.spaces = list(spaces)
+        self.actors = [TaskActor(self, task, hp) for task in range(len(self.spaces))]
+
+    def for_task(self, task: int) -> TaskActor:
+        return self.actors[task]
+
+    def planner_of(self, model: ScaleZeroModel, task: int) -> Planner:
+        """Searches with a task's part of `model`: a learner plans with its target network too."""
+        task_model = model.for_task(task)
+        return Planner(task_model, self.spaces[task], inference=task_inference(task_model))
+
+    def refresh(self) -> None:
+        for actor in self.actors:
+            actor.planner.refresh()
+
+    def rebuild(self) -> None:
+        """Called when the parameters have moved in memory: a captured graph reads from where they were."""
+        for actor in self.actors:
+            actor.planner = self.planner_of(self.model, actor.task)
+
+
+class TaskActor:
+    """Acts in one task by searching, with the steps of its episode that the context holds as memory."""
+
+    def __init__(self, owner: ScaleZeroActor, task: int, hp: Any) -> None:
+        self.owner, self.task, self.hp = owner, task, hp
+        self.spaces, self.device, self.num_parameters = owner.spaces[task], owner.device, owner.num_parameters
+        self.planner = owner.planner_of(owner.model, task)
+
+    @property
+    def version(self) -> int:
+        return self.owner.version
+
+    @property
+    def history_length(self) -> int:
+        """Steps before the newest observation that the model sees."""
+        return self.owner.model.context - 1
+
+    def plan(
+        self,
+        obs: Observation,
+        *,
+        temperature: float,
+        num_simulations: int,
+        rng: np.random.Generator,
+        history: History | None = None,
+        **noise: float,
+    ) -> Plan:
+        """Search from observations [N, ...] with the numbers of this call; changes nothing."""
+        numbers: dict[str, Any] = {"temperature": temperature, "num_simulations": num_simulations, **noise}
+        return plan_in_task(self.planner, self.owner.model, obs, self.hp, rng=rng, history=history, **numbers)
+
+    def act(self, obs: Observation, memory: Memory, *, explore: bool, rng: np.random.Generator) -> Decision:
+        """memory: a history as flat arrays, of length 0 where an episode begins; empty at the first call."""
+        numbers = search_arguments(self.hp, explore=explore)
+        if self.history_length == 0:
+            plan = self.plan(obs, rng=rng, **numbers)
+            return Decision(plan.action, memory, plan_extras(plan))
+        history = to_history(memory) if memory else empty_history(obs, self.history_length)
+        check_history(history, obs, self.history_length)
+        plan = self.plan(obs, rng=rng, history=history, **numbers)
+        memory = to_memory(extended_history(history, obs, plan.action))
+        return Decision(plan.action, memory, plan_extras(plan))
+
+    def weights(self) -> Weights:
+        return self.owner.weights()
+
+    def load(self, weights: Weights) -> None:
+        self.owner.load(weights)
+
+    def state_dict(self) -> State:
+        return self.owner.state_dict()
+
+    def load_state_dict(self, state: State) -> None:
+        self.owner.load_state_dict(state)
+
+
+def plan_in_task(planner: Planner, model: ScaleZeroModel, obs: Observation, hp: Any, **numbers: Any) -> Plan:
+    with model.fixed_weights():
+        return plan_by_visits(planner, obs, hp, **numbers)
+
+
+def make_model(spaces: Sequence[Spaces], hp: Any) -> ScaleZeroModel:
+    return ScaleZeroModel(
+        spaces,
+        Size(hp.width, hp.layers, hp.heads, hp.num_experts, hp.expert_size),
+        Adapters(hp.num_adapters, hp.adapter_rank, hp.adapter_alpha, hp.adapter_dropout),
+        hidden_sizes=hp.hidden_sizes,
+        activation=hp.activation,
+        context=hp.context,
+        train_context=hp.train_context,
+        value_limit=hp.value_limit,
+        reward_limit=hp.reward_limit,
+        task_embedding=hp.task_embedding,
+        routing=hp.routing,
+    )

@@ -1,0 +1,110 @@
+"""Targets of planning algorithms: functions of the sequences that a replay holds (MuZero, arXiv:1911.08265)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from rl_training.acting.planner import Plan
+from rl_training.data.replay import Replay
+from rl_training.ops.returns import bootstrap_after, n_step_sum
+from rl_training.types import Array
+
+
+def sequence_targets(
+    replay: Replay,
+    index: Array,
+    hp: Any,
+    *,
+    n: int | Array,
+    discount: float,
+    action_space: gym.Space,
+    values_at: Callable[[Array], Array],
+    plan_at: Callable[[Array], Plan],
+    rng: np.random.Generator,
+) -> tuple[dict[str, Any], dict[str, Array]]:
+    """(what to learn from K + 1 steps of each sequence that begins at places [B], the sequences).
+
+    action [B, K, ...], reward [B, K], value and policy [B, K + 1, ...], and masks of what is known. Beyond the end of
+    an episode rewards are 0 and nothing else is known. n: steps before bootstrapping, one number or [B]. values_at and
+    plan_at ask the target network about the observations at places [M]: for values, and for searches.
+    """
+    count = hp.unroll_steps + 1
+    sequence = replay.sequences(index, count + hp.n_step)
+    steps, terminated, place = sequence["steps"], sequence["terminated"], sequence["place"]
+    known = np.arange(count) < steps[:, None]
+    value = value_targets(sequence, n, count, discount, values_at, only_values=hp.bootstrap == "target")
+    stored: tuple[str, ...] = ("policy", "candidates")
+    policy = {name: sequence[name][:, :count] for name in stored if name in sequence}
+    # A number that hardly varies: on a GPU every size of a search has a graph of its own.
+    renewed = rng.permutation(len(index))[: int(hp.reanalyse_ratio * len(index) + rng.random())]
+    if len(renewed):
+        renew_policies(policy, place[:, :count], known, renewed, plan_at)
+    over = terminated[:, None] & ~known
+    known_reward = known[:, :-1]
+    targets = policy | {
+        "action": with_random_actions(sequence["action"][:, : count - 1], known_reward, action_space, rng),
+        "reward": np.where(known_reward, sequence["reward"][:, : count - 1], np.float32(0)),
+        "value": np.where(known, value, np.float32(0)),
+        "policy_mask": known.astype(np.float32),
+        "value_mask": (known | over).astype(np.float32),
+        "reward_mask": (known | over)[:, :-1].astype(np.float32),
+    }
+    return targets, sequence
+
+
+def value_targets(
+    sequence: dict[str, Array],
+    n: int | Array,
+    count: int,
+    discount: float,
+    values_at: Callable[[Array], Array],
+    *,
+    only_values: bool,
+) -> Array:
+    """[B, count] Sums of up to n rewards, and the discounted value of the state after them.
+
+    A terminated episode ends in a state of value 0. Otherwise the row after the last known step holds the observation
+    that step led to, whether the episode was truncated there or still runs. No search was made at it: its value is the
+    target network's. So are all others with `only_values`; without, they are those that the searches found.
+    """
+    steps, terminated = sequence["steps"][:, None], sequence["terminated"][:, None]
+    after = bootstrap_after(sequence["steps"], n, count)
+    rows, at = np.arange(len(after))[:, None], np.arange(count) + after
+    beyond = at >= steps
+    value = sequence["root_value"][rows, at]
+    if only_values or (beyond & ~terminated).any():
+        # Of all states, although a search's value may replace most: on a GPU each number of them has its own graph.
+        place = sequence["place"][rows, at]
+        predicted = values_at(place.reshape(-1)).reshape(place.shape)
+        value = predicted if only_values else np.where(beyond, predicted, value)
+    bootstrap = np.where(beyond & terminated, np.float32(0), np.float32(discount) ** after * value)
+    target: Array = (n_step_sum(sequence["reward"], after, discount) + bootstrap).astype(np.float32)
+    return target
+
+
+def renew_policies(
+    policy: dict[str, Array], place: Array, known: Array, renewed: Array, plan_at: Callable[[Array], Plan]
+) -> None:
+    """Replace the policies of sequences number `renewed` by those of new searches, at all known steps [B, K + 1].
+
+    The replay keeps the policies of play: with renewed ones in their place, CartPole was learned worse.
+    """
+    known = known[renewed]
+    place = np.where(known, place[renewed], place[renewed, :1])  # any observation will do where nothing is known
+    plan = plan_at(place.reshape(-1))
+    rows, steps = renewed[np.nonzero(known)[0]], np.nonzero(known)[1]
+    policy["policy"][rows, steps] = plan.policy.reshape(*known.shape, -1)[known]
+    if plan.candidates is not None:
+        policy["candidates"][rows, steps] = plan.candidates.reshape(*known.shape, *plan.candidates.shape[1:])[known]
+
+
+def with_random_actions(action: Array, known: Array, space: gym.Space, rng: np.random.Generator) -> Array:
+    """[B, K, ...] The actions played; beyond the end random ones: the model must learn that none matters there."""
+    if isinstance(space, gym.spaces.Discrete):
+        return np.where(known, action, rng.integers(space.n, size=action.shape))
+    random = rng.uniform(-1, 1, action.shape).astype(np.float32)
+    return np.where(known.reshape(*known.shape, *[1] * (action.ndim - 2)), action, random)

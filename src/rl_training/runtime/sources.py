@@ -1,0 +1,171 @@
+"""Where experience comes from: environments and the actors that play in them."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Mapping, Sequence
+from statistics import fmean
+from typing import Any, Protocol
+
+import numpy as np
+
+from rl_training.acting.actor import Actor, RandomActor
+from rl_training.config import TrainConfig
+from rl_training.data.rollout import Rollout
+from rl_training.envs.factory import make_envs
+from rl_training.envs.normalize import Normalizer
+from rl_training.envs.runner import EnvRunner
+from rl_training.envs.tasks import Together, clips_reward, make_normalizer, spaces_to_json
+from rl_training.runtime.randomness import seed_of
+from rl_training.runtime.recipe import Recipe
+from rl_training.types import Fields, Metrics, Spaces, Step
+
+
+class Source(Protocol):
+    """What a run needs of its environments; where they are is the source's own affair."""
+
+    names: list[str]  # of the tasks
+    spaces: list[Spaces]
+    normalizers: list[Normalizer | None]
+    env_steps: int  # of the last `step` or `collect`
+
+    def attach(self, actors: Sequence[Actor], fields: Sequence[Fields]) -> None:
+        """Give each task what plays in it, and what its steps hold."""
+        ...
+
+    def use(self, hp: Any) -> None:
+        """Play with these hyperparameters from now on."""
+        ...
+
+    def step(self, task: int = 0, *, random: bool = False) -> Step:
+        """Step every environment of a task once; `random`: with uniformly random actions."""
+        ...
+
+    def collect(self, on_step: Callable[[int], None]) -> Rollout:
+        """A rollout of `num_steps`; `on_step` is called with the env steps made so far. It is valid until the next."""
+        ...
+
+    def recent(self) -> dict[str, Metrics]:
+        """Means over the episodes that were finished last, by task; NaN before the first."""
+        ...
+
+    def parts(self) -> dict[str, Any]:
+        """What a checkpoint holds of the source, in the order in which it is loaded."""
+        ...
+
+    def facts(self) -> dict[str, Any]: ...
+
+    def close(self) -> None: ...
+
+
+class LocalSource:
+    """Environments in this process, or stepped from it, one runner for each task; nothing is shared between tasks."""
+
+    def __init__(self, names: Sequence[str], runners: Sequence[EnvRunner]) -> None:
+        self.names, self.runners = list(names), list(runners)
+        self.spaces = [runner.spaces for runner in self.runners]
+        self.normalizers = [runner.normalizer for runner in self.runners]
+        self.env_steps = 0
+        self.actors: list[Actor] = []
+        self._random = [RandomActor(spaces) for spaces in self.spaces]
+        self._rollout: Rollout | None = None
+
+    def attach(self, actors: Sequence[Actor], fields: Sequence[Fields]) -> None:
+        self.actors, self.fields = list(actors), list(fields)
+
+    def use(self, hp: Any) -> None:
+        for actor, normalizer in zip(self.actors, self.normalizers, strict=True):
+            actor.hp = hp
+            if normalizer is not None and hasattr(hp, "gamma"):
+                normalizer.gamma = hp.gamma
+
+    def step(self, task: int = 0, *, random: bool = False) -> Step:
+        runner = self.runners[task]
+        step = runner.step(self._random[task].act if random else self.actors[task].act)
+        self.env_steps = runner.live_steps
+        return step
+
+    def collect(self, on_step: Callable[[int], None]) -> Rollout:
+        (runner,), (actor,), (fields,) = self.runners, self.actors, self.fields
+        if self._rollout is None:
+            self._rollout = Rollout(actor.hp.num_steps, runner.num_envs, fields)
+        rollout, env_steps = self._rollout, 0
+        rollout.reset()
+        while not rollout.full:
+            rollout.add(runner.step(actor.act))
+            env_steps += runner.live_steps
+            on_step(env_steps)
+        self.env_steps = env_steps
+        return rollout
+
+    def recent(self) -> dict[str, Metrics]:
+        return {name: _recent(runner) for name, runner in zip(self.names, self.runners, strict=True)}
+
+    def try_acting(self) -> None:
+        """Choose actions and drop them: an error shows that actors, observations and memory do not fit together."""
+        for runner, actor in zip(self.runners, self.actors, strict=True):
+            actor.act(runner.obs, runner.memory, explore=True, rng=np.random.default_rng(0))
+
+    def parts(self) -> dict[str, Any]:
+        """The normalisers come first: a runner is loaded after its own."""
+        runners = {str(i): runner for i, runner in enumerate(self.runners)}
+        normalizers = {i: runner.normalizer for i, runner in runners.items() if runner.normalizer is not None}
+        parts: dict[str, dict[str, Any]] = {"normalizer": normalizers, "runner": runners}
+        if len(self.runners) == 1:
+            return {name: part["0"] for name, part in parts.items() if part}
+        return {name: Together(part) for name, part in parts.items() if part}
+
+    def facts(self) -> dict[str, Any]:
+        """For metadata.json: the backend, and the environments that could not be restored."""
+        return {
+            "backend": self._of_tasks([type(runner.envs).__name__ for runner in self.runners]),
+            "environments_not_restored": self._of_tasks([runner.not_restored for runner in self.runners]),
+        }
+
+    def not_restored(self) -> Mapping[str, tuple[list[int], int]]:
+        """By task: the environments that could not be restored, and how many there are in all."""
+        runners = zip(self.names, self.runners, strict=True)
+        return {name: (runner.not_restored, runner.num_envs) for name, runner in runners if runner.not_restored}
+
+    def spaces_json(self) -> dict[str, Any]:
+        """All that a policy needs to know of its environments, as a checkpoint holds it."""
+        spaces: dict[str, Any] = self._of_tasks([spaces_to_json(runner) for runner in self.runners])
+        return spaces
+
+    def _of_tasks(self, values: Sequence[Any]) -> Any:
+        return values[0] if len(values) == 1 else dict(zip(self.names, values, strict=True))
+
+    def close(self) -> None:
+        with contextlib.ExitStack() as closing:  # one that fails does not keep the others from closing
+            for runner in self.runners:
+                closing.callback(runner.close)
+
+
+def open_source(config: TrainConfig, recipe: Recipe) -> LocalSource:
+    """The environments to train in, of every task."""
+    runners: list[EnvRunner] = []
+    with contextlib.ExitStack() as closing:
+        for number, task in enumerate(config.tasks):
+            seed, kwargs = seed_of(config.seed, "environments", number), task.env_kwargs
+            envs = make_envs(task.env_id, num_envs=config.num_envs, seed=seed, env_kwargs=kwargs, training=True)
+            closing.callback(envs.close)
+            runner = EnvRunner(
+                envs,
+                seed=seed,
+                box_actions=recipe.box_actions,
+                normalizer=make_normalizer(kwargs, envs.single_observation_space, config.num_envs),
+                clip_reward=clips_reward(kwargs),
+                raw_steps=recipe.raw_steps,
+            )
+            runners.append(runner)
+        closing.pop_all()
+    return LocalSource([task.env_id for task in config.tasks], runners)
+
+
+def _recent(runner: EnvRunner) -> Metrics:
+    returns, lengths = runner.recent_returns, runner.recent_lengths
+    return {
+        "train_return_mean": fmean(returns) if returns else math.nan,
+        "train_length_mean": fmean(lengths) if lengths else math.nan,
+    }
