@@ -20,7 +20,6 @@ from rl_training.models.efficientzero import EfficientZeroModel
 from rl_training.models.muzero import MuZeroModel, PlanningModel
 from rl_training.types import Array, Decision, Field, Fields, History, Memory, Observation, Spaces
 
-
 PlanFunction: TypeAlias = Callable[..., Plan]  # (planner, obs, hp, *, temperature, num_simulations, rng, **noise)
 
 

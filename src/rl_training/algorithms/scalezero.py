@@ -176,18 +176,18 @@ class ScaleZero(ReplayLearner[Sequence[Replay]]):
         return task not in self.solved
 
     def one_step(self, replay: Sequence[Replay]) -> dict[str, Tensor]:
-        hp, replays = self.hp, replay
+        hp = self.hp
         if self.stage_is_over():
             self.next_stage()
         batches: dict[int, Batch] = {}
         drawn: dict[int, Array] = {}
-        for task in filter(self.active, range(len(replays))):
-            replay = replays[task]
-            drawn[task], weight = replay.draw(hp.batch_size, self.rng, beta=hp.beta, exponent=hp.priority_exponent)
-            batches[task] = to_tensors(self.targets(task, replay, drawn[task]) | {"weight": weight}, self.device)
+        for task in filter(self.active, range(len(replay))):
+            draw = replay[task].draw
+            drawn[task], weight = draw(hp.batch_size, self.rng, beta=hp.beta, exponent=hp.priority_exponent)
+            batches[task] = to_tensors(self.targets(task, replay[task], drawn[task]) | {"weight": weight}, self.device)
         report, errors = self.update(batches)
         for task, error in errors.items():
-            replays[task].set_priorities(drawn[task], error.abs().cpu().double().numpy() + self.PRIORITY_FLOOR)
+            replay[task].set_priorities(drawn[task], error.abs().cpu().double().numpy() + self.PRIORITY_FLOOR)
         self.move_target()
         self.actor.refresh()
         for planner in self.target_planners:
