@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import functools
 import re
@@ -10,7 +11,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_args
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_args, get_type_hints
 
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, ValidationError
@@ -217,8 +218,12 @@ def tasks_of(env_id: str | list[str], env_kwargs: Mapping[str, Any], eval_env_kw
     ]
 
 
+@functools.lru_cache
 def config_fields() -> dict[str, FieldInfo]:
-    return TrainConfig.__pydantic_fields__  # type: ignore[attr-defined, no-any-return]
+    """The fields of a config, with their descriptions and bounds."""
+    hints = get_type_hints(TrainConfig, include_extras=True)
+    fields = dataclasses.fields(TrainConfig)
+    return {f.name: FieldInfo.from_annotated_attribute(hints[f.name], f.default) for f in fields}
 
 
 class Problem(NamedTuple):

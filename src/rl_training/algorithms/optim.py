@@ -6,10 +6,10 @@ longer than that of the rest of torch.
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from rl_training.data.state_check import compare_state
 from rl_training.models.parameters import FlatParameters
@@ -51,13 +51,34 @@ class Adam(Optimizer):
         self.mean, self.square = torch.zeros_like(parameters.vector), torch.zeros_like(parameters.vector)
 
     def step(self, lr: float) -> None:
-        flat = self.parameters
-        self.steps += 1
-        torch._fused_adam_(
-            [flat.vector], [flat.gradient], [self.mean], [self.square], [], [self.steps],
-            lr=lr, beta1=self.betas[0], beta2=self.betas[1], eps=self.eps,
-            weight_decay=0.0, amsgrad=False, maximize=False,
-        )  # fmt: skip
+        fused_adam(self, lr)
+
+
+ADAM_KERNEL: Any = getattr(torch, "_fused_adam_", None)  # of torch.optim.Adam(fused=True); not public
+
+
+def fused_adam(adam: Adam, lr: float) -> None:
+    """One step by torch's fused kernel."""
+    if ADAM_KERNEL is None:
+        public_fused_adam(adam, lr)
+        return
+    flat = adam.parameters
+    adam.steps += 1
+    ADAM_KERNEL(
+        [flat.vector], [flat.gradient], [adam.mean], [adam.square], [], [adam.steps],
+        lr=lr, beta1=adam.betas[0], beta2=adam.betas[1], eps=adam.eps,
+        weight_decay=0.0, amsgrad=False, maximize=False,
+    )  # fmt: skip
+
+
+def public_fused_adam(adam: Adam, lr: float) -> None:
+    """The same kernel through torch.optim.Adam, which costs more than the kernel for small networks."""
+    flat = adam.parameters
+    parameter = torch.nn.Parameter(flat.vector)
+    parameter.grad = flat.gradient
+    optimizer = torch.optim.Adam([parameter], lr=lr, betas=adam.betas, eps=adam.eps, fused=True)
+    optimizer.state[parameter] = {"step": adam.steps, "exp_avg": adam.mean, "exp_avg_sq": adam.square}
+    optimizer.step()
 
 
 class RMSprop(Optimizer):
@@ -81,6 +102,15 @@ class RMSprop(Optimizer):
         self.square.mul_(self.alpha).addcmul_(gradient, gradient, value=1 - self.alpha)
         root = (self.square + self.eps).sqrt_() if self.tf_style else self.square.sqrt().add_(self.eps)
         self.parameters.vector.addcdiv_(gradient, root, value=-lr)
+
+
+@torch.no_grad()
+def soft_update(target: nn.Module, model: nn.Module, tau: float) -> None:
+    """Move a target network towards a model by `tau` (Polyak averaging); buffers are copied."""
+    for old, new in zip(target.parameters(), model.parameters(), strict=True):
+        old.lerp_(new, tau)
+    for statistic, newer in zip(target.buffers(), model.buffers(), strict=True):
+        statistic.copy_(newer)
 
 
 def backward(optimizer: Optimizer, loss: Tensor) -> None:

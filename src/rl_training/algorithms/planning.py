@@ -16,7 +16,7 @@ from rl_training.acting.graphed import GraphedGradient
 from rl_training.acting.planner import Plan
 from rl_training.acting.planning import PlanningActor, search_arguments, signed_discount
 from rl_training.algorithms.base import scalar, setting
-from rl_training.algorithms.optim import Adam, backward, clipped_step
+from rl_training.algorithms.optim import Adam, backward, clipped_step, soft_update
 from rl_training.algorithms.planning_losses import step_weights, unrolled_losses
 from rl_training.algorithms.planning_targets import sequence_targets
 from rl_training.algorithms.replay_based import CAPACITY, ReplayHyperparameters, ReplayLearner
@@ -98,11 +98,7 @@ class PlanningLearner(ReplayLearner[Replay]):
         return super().learn(replay)
 
     def move_target(self) -> None:
-        with torch.no_grad():
-            for target, parameter in zip(self.target_model.parameters(), self.model.parameters(), strict=True):
-                target.lerp_(parameter, self.hp.tau)
-            for statistic, newer in zip(self.target_model.buffers(), self.model.buffers(), strict=True):
-                statistic.copy_(newer)
+        soft_update(self.target_model, self.model, self.hp.tau)
         self.target_planner.refresh()
 
     def take_steps(self, replay: Replay, count: int) -> Iterator[dict[str, Tensor]]:

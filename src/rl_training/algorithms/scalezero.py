@@ -21,7 +21,7 @@ from rl_training.acting.planning import search_arguments, signed_discount
 from rl_training.acting.scalezero import ScaleZeroActor, plan_in_task
 from rl_training.algorithms.base import scalar, setting
 from rl_training.algorithms.muzero import cooling
-from rl_training.algorithms.optim import Adam, backward, clipped_step
+from rl_training.algorithms.optim import Adam, backward, clipped_step, soft_update
 from rl_training.algorithms.planning import to_tensors
 from rl_training.algorithms.planning_losses import policy_loss
 from rl_training.algorithms.planning_targets import sequence_targets
@@ -188,7 +188,7 @@ class ScaleZero(ReplayLearner[Sequence[Replay]]):
         report, errors = self.update(batches)
         for task, error in errors.items():
             replay[task].set_priorities(drawn[task], error.abs().cpu().double().numpy() + self.PRIORITY_FLOOR)
-        self.move_target()
+        soft_update(self.target_model, self.model, hp.tau)
         self.actor.refresh()
         for planner in self.target_planners:
             planner.refresh()
@@ -304,12 +304,6 @@ class ScaleZero(ReplayLearner[Sequence[Replay]]):
         }
         error = model.value_support.to_scalar(predicted.value[:, 0].detach()) - batch["value"][:, 0]
         return {name: value.mean(1) for name, value in each.items()}, error
-
-    @torch.no_grad()
-    def move_target(self) -> None:
-        targets: list[Tensor] = list(self.target_model.parameters())
-        parameters: list[Tensor] = list(self.model.parameters())
-        torch._foreach_lerp_(targets, parameters, self.hp.tau)
 
     def state_dict(self) -> State:
         return super().state_dict() | {

@@ -11,12 +11,20 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
+import numba
 import numpy as np
 from numba import njit, types
 from numba.extending import intrinsic
 
 from rl_training.ops.tile import LANES, ROWS, VECTORS, many_rows, one_row
 from rl_training.types import Array
+
+
+def uncounted() -> dict[str, Any]:
+    """The option that switches reference counts off, where this numba has it: it is not public."""
+    known = hasattr(getattr(numba.core.options, "DefaultOptions", None), "_nrt")
+    return {"_nrt": False} if known else {}
+
 
 ROOT = 0
 UNSEEN = 0  # as an edge's child: no edge leads to the root
@@ -28,7 +36,7 @@ CHUNK = 32  # trees searched at a time where the network is inside
 compiled = njit(cache=True, nogil=True, error_model="numpy")
 # Nor are references counted: every view of an array and every branch would count one up and down, in two thirds more
 # time. What makes an array therefore is `compiled`, and hands it to the rest, which only looks at it.
-PLAIN: dict[str, Any] = {"error_model": "numpy", "_nrt": False}
+PLAIN: dict[str, Any] = {"error_model": "numpy", **uncounted()}
 # A call would hand all arrays of a tree over, at more than the cost of what it does.
 inlined = njit(forceinline=True, **PLAIN)
 

@@ -187,7 +187,7 @@ class MetricsLog:
         if self.path.exists():
             raise FileExistsError(f"{self.path} belongs to an earlier run; resume that run or choose another folder")
         self._file = LogFile(self.path, "ab")
-        self._events = EventFile(run_dir)
+        self._events = open_events(run_dir)
         self._flushed = time.monotonic()
 
     def write(self, metrics: Mapping[str, float]) -> None:
@@ -226,8 +226,35 @@ class MetricsLog:
         self.close()
 
 
+def open_events(directory: Path) -> EventFile | TorchEventFile:
+    """The lighter of the two ways to write TensorBoard's events that this TensorBoard has."""
+    try:
+        return EventFile(directory)
+    except ImportError:
+        return TorchEventFile(directory)
+
+
+class TorchEventFile:
+    """A TensorBoard event file through torch's public writer, which costs a thread and a slow import."""
+
+    def __init__(self, directory: Path) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._writer = SummaryWriter(str(directory))  # type: ignore[no-untyped-call]
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        for tag, value in values.items():
+            self._writer.add_scalar(tag, value, step)  # type: ignore[no-untyped-call]
+
+    def flush(self) -> None:
+        self._writer.flush()  # type: ignore[no-untyped-call]
+
+    def close(self) -> None:
+        self._writer.close()  # type: ignore[no-untyped-call]
+
+
 class EventFile:
-    """A TensorBoard event file, through TensorBoard's own records. TensorBoard names a run after the file's folder.
+    """A TensorBoard event file through TensorBoard's own records. TensorBoard names a run after the file's folder.
 
     Its EventFileWriter costs a thread and, where TensorFlow is installed, seconds of import; torch's costs more still.
     """

@@ -58,7 +58,11 @@ def compilation_phase(phases: Phases) -> Iterator[None]:
     if "numba" not in sys.modules:  # nothing of this run is compiled, and the import takes a second
         yield
         return
-    from numba.core import event
+    try:
+        from numba.core import event  # not public: without it, compiling counts as the phase it happens in
+    except ImportError:
+        yield
+        return
 
     class Compilation(event.Listener):  # type: ignore[misc]
         def __init__(self) -> None:
