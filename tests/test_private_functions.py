@@ -1,4 +1,4 @@
-"""Functions that libraries do not make public stand behind small ones of our own, with a public way that gives the same bits."""
+"""Functions that libraries do not make public stand behind ours, beside a public way that gives the same bits."""
 
 from __future__ import annotations
 
