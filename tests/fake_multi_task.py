@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from rl_training.algorithms.base import Tunable, scalar, setting
+from rl_training.data.fields import step_fields
 from rl_training.data.replay import Replay
 from rl_training.runtime.multi_task import run_multi_task
 from rl_training.runtime.registry import Entry
@@ -55,7 +56,7 @@ class FakeMultiTask(Tunable):
         self.finished += [t for t, s in scores.items() if target is not None and s >= target and self.active(t)]
 
     def make_replay(self, num_envs: int, *, task: int) -> Replay:
-        return Replay(self.hp.buffer_capacity, num_envs)
+        return Replay(self.hp.buffer_capacity, num_envs, step_fields(self.spaces[task], {}))
 
     def learn(self, replays: Sequence[Replay]) -> dict[str, float]:
         losses = []

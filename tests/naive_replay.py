@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 
 from rl_training.data.batch import tree_map
+from rl_training.data.fields import fields_of
+from rl_training.data.replay import Replay
 from rl_training.types import Array, Step
 
 Make = Callable[[np.random.Generator, int], Any]  # (rng, a number that is its alone) -> one observation
@@ -73,6 +75,59 @@ class NaiveReplay:
         return {
             "obs": start.obs, "action": start.action, "reward": total, "discount": discount, "next_obs": last.next_obs
         }  # fmt: skip
+
+
+@dataclass
+class Row:
+    """A step, or (`step` is false) only the observation that an episode ended with."""
+
+    obs: Any
+    columns: dict[str, Array]
+    first: bool
+    step: bool
+
+
+@dataclass
+class NaiveRows:
+    """Every row of every environment, for windows: an episode of n steps is n + 1 rows, or n while it goes on."""
+
+    capacity: int
+    num_envs: int
+    rows: list[list[Row]] = field(default_factory=list)
+    upcoming: list[Any] = field(default_factory=list)  # the observation without a step yet; None after an episode's end
+
+    def add(self, step: Step) -> None:
+        self.rows = self.rows or [[] for _ in range(self.num_envs)]
+        self.upcoming = self.upcoming or [None] * self.num_envs
+        names = [key for key in step if key not in ("obs", "next_obs", "first", "live")]
+        for i in np.flatnonzero(step.get("live", np.ones(self.num_envs, bool))).tolist():
+            if step["first"][i] and self.upcoming[i] is not None:
+                self.rows[i][-1].columns["truncated"][...] = True  # it was cut off
+                self.end(i, self.upcoming[i])
+            taken = {name: np.array(step[name][i]) for name in names}
+            obs, next_obs = (tree_map(lambda x, i=i: x[i].copy(), step[key]) for key in ("obs", "next_obs"))
+            self.rows[i].append(Row(obs, taken, first=bool(step["first"][i]), step=True))
+            self.upcoming[i] = next_obs
+            if step["terminated"][i] or step["truncated"][i]:
+                self.end(i, next_obs)
+
+    def end(self, i: int, obs: Any) -> None:
+        zeros = {name: np.zeros_like(x) for name, x in self.rows[i][-1].columns.items()}
+        self.rows[i].append(Row(obs, zeros, first=False, step=False))
+        self.upcoming[i] = None
+
+    def windows(self, length: int) -> list[tuple[int, list[Row]]]:
+        """(environment, its rows) of every window that can be drawn.
+
+        An environment's newest observation stands on top of its share of the capacity, whether a step of it is to come
+        or its episode has ended. One that waits for its step is in no window.
+        """
+        found = []
+        for i, rows in enumerate(self.rows):
+            share = math.ceil(self.capacity / self.num_envs)
+            known = rows[-share:] if self.upcoming[i] is not None else rows[-share - 1 :]
+            found += [(i, known[at : at + length]) for at in range(len(known) - length + 1)]
+        return found
 
 
 def vector(rng: np.random.Generator, number: int) -> Array:
@@ -139,6 +194,14 @@ def stream(
         yield step
         for value in step.values():
             tree_map(lambda x: x.fill(77), value)
+
+
+def new_replay(
+    capacity: int, num_envs: int, *, make: Make = vector, frame_stack: int = 1, continuous: bool = False, **options: Any
+) -> Replay:
+    """For the steps of a `stream` with these options."""
+    first = next(stream(num_envs, make=make, frame_stack=frame_stack, continuous=continuous))
+    return Replay(capacity, num_envs, fields_of(first), frame_stack=frame_stack, **options)
 
 
 class _Env:

@@ -29,17 +29,17 @@ def steps(count: int = 3) -> list[Step]:
     return [{key: np.array(value) for key, value in step.items()} for step in islice(stream(2), count)]
 
 
-def holders(first: Step | None = None) -> list[Any]:
-    """A rollout and a replay; the fields are those of `first`, or left for the first step to show."""
-    fields = None if first is None else fields_of(first)
-    return [Rollout(8, 2, fields), Replay(8, 2, fields)]
+def holders(first: Step, *, declared: bool = True) -> list[Any]:
+    """A rollout and a replay; the fields are those of `first`, or of the first step that the rollout is given."""
+    fields = fields_of(first)
+    return [Rollout(8, 2, fields if declared else None), Replay(8, 2, fields)]
 
 
 @pytest.mark.parametrize("declared", [True, False])
 @pytest.mark.parametrize("kind", [0, 1], ids=["rollout", "replay"])
 def test_an_extra_that_comes_later_is_an_error(kind: int, declared: bool) -> None:
     first, second, _ = steps()
-    holder = holders(first if declared else None)[kind]
+    holder = holders(first, declared=declared)[kind]
     holder.add(first)
     with pytest.raises(InputError, match="'advice', not declared"):
         holder.add(second | {"advice": np.zeros(2, np.float32)})
@@ -48,7 +48,7 @@ def test_an_extra_that_comes_later_is_an_error(kind: int, declared: bool) -> Non
 @pytest.mark.parametrize("kind", [0, 1], ids=["rollout", "replay"])
 def test_an_extra_that_is_missing_is_an_error(kind: int) -> None:
     first, second, _ = steps()
-    holder = holders()[kind]
+    holder = holders(first, declared=False)[kind]
     holder.add(first)
     del second["logprob"]
     with pytest.raises(InputError, match="lacks 'logprob'"):
@@ -118,7 +118,7 @@ def played(algorithm: Any) -> Step:
 
 
 def allocated(replay: Replay) -> int:
-    """Bytes of every array that a replay holds."""
+    """Bytes of every array with a row for each place."""
     held = [*replay.columns.values(), replay.valid]
     held += list(replay.obs.values()) if isinstance(replay.obs, dict) else [replay.obs]
     if replay.priorities:
@@ -131,9 +131,9 @@ def test_the_guard_on_memory_knows_what_will_be_allocated(case: str, monkeypatch
     algorithm = build(case, buffer_capacity=1000)
     replay = algorithm.make_replay(NUM_ENVS)
     replay.add(played(algorithm))
-    monkeypatch.setattr(replay_based, "usable_memory", lambda: 1.01 * allocated(replay))
+    monkeypatch.setattr(replay_based, "usable_memory", lambda: allocated(replay))
     algorithm.make_replay(NUM_ENVS)
-    monkeypatch.setattr(replay_based, "usable_memory", lambda: 0.99 * allocated(replay))
+    monkeypatch.setattr(replay_based, "usable_memory", lambda: allocated(replay) - 1)
     with pytest.raises(InputError, match="1,000 steps take"):
         algorithm.make_replay(NUM_ENVS)
 

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from naive_replay import Ends, Make, NaiveReplay, Transition, frame, parts, stream, vector
+from naive_replay import Ends, Make, NaiveReplay, Transition, frame, new_replay, parts, stream, vector
 from rl_training.data.batch import tree_map
 from rl_training.data.replay import Replay
 from rl_training.types import Array, Batch
@@ -80,8 +80,9 @@ def both(replay: Replay, naive: NaiveReplay, steps: Any) -> None:
 @pytest.mark.parametrize("num_envs", [1, 3])
 @pytest.mark.parametrize("make", [vector, parts], ids=["vector", "dict"])
 def test_every_step_is_what_it_was_through_many_turns_of_the_ring(num_envs: int, make: Make) -> None:
-    replay, naive = Replay(40, num_envs), NaiveReplay(40, num_envs)  # 40 is no multiple of 3
-    steps = stream(num_envs, make=make, continuous=make is parts)
+    kind: dict[str, Any] = {"make": make, "continuous": make is parts}
+    replay, naive = new_replay(40, num_envs, **kind), NaiveReplay(40, num_envs)  # 40 is no multiple of 3
+    steps = stream(num_envs, **kind)
     for count in (1, 1, 5, 20, 30, 7, 300, 1, 1, 900):
         both(replay, naive, islice(steps, count))
         assert_holds(replay, naive)
@@ -91,7 +92,7 @@ def test_every_step_is_what_it_was_through_many_turns_of_the_ring(num_envs: int,
 @pytest.mark.parametrize("n_step", [1, 2, 3, 5])
 @pytest.mark.parametrize("ends", [Ends(), Ends(0, 0.3), Ends(0.3, 0), Ends(0.03, 0.03)], ids=str)
 def test_rewards_of_n_steps_are_summed_up_to_the_end_of_the_episode(n_step: int, ends: Ends) -> None:
-    replay, naive = Replay(64, 2), NaiveReplay(64, 2)
+    replay, naive = new_replay(64, 2), NaiveReplay(64, 2)
     steps = stream(2, ends=ends)
     for count in (3, 40, 50):
         both(replay, naive, islice(steps, count))
@@ -103,7 +104,7 @@ def test_rewards_of_n_steps_are_summed_up_to_the_end_of_the_episode(n_step: int,
 @pytest.mark.parametrize("ends", [Ends(), Ends(0.02, 0.02), Ends(0.5, 0.3)], ids=str)
 def test_stacks_are_rebuilt_from_single_frames(frame_stack: int, ends: Ends) -> None:
     shape = {"frame_stack": frame_stack}
-    replay, naive = Replay(50, 2, **shape), NaiveReplay(50, 2, **shape)
+    replay, naive = new_replay(50, 2, make=frame, **shape), NaiveReplay(50, 2, **shape)
     steps = stream(2, make=frame, ends=ends, **shape)
     for count in (1, 1, 1, 1, 20, 7, 25, 3, 200, 501):
         both(replay, naive, islice(steps, count))
@@ -124,7 +125,8 @@ def test_stacks_are_rebuilt_from_single_frames(frame_stack: int, ends: Ends) -> 
 def test_any_stream_in_any_ring(
     num_envs: int, capacity: int, frame_stack: int, n_step: int, ends: Ends, seed: int, counts: list[int]
 ) -> None:
-    replay, naive = Replay(capacity, num_envs, frame_stack=frame_stack), NaiveReplay(capacity, num_envs, frame_stack)
+    replay = new_replay(capacity, num_envs, make=frame, frame_stack=frame_stack)
+    naive = NaiveReplay(capacity, num_envs, frame_stack)
     steps = stream(num_envs, seed=seed, make=frame, frame_stack=frame_stack, ends=ends)
     for count in counts:
         both(replay, naive, islice(steps, count))
@@ -133,14 +135,14 @@ def test_any_stream_in_any_ring(
 
 @pytest.mark.parametrize("make", [lambda rng, k: np.array([k, -k], np.float64), lambda rng, k: np.array(k, np.int32)])
 def test_observations_keep_their_type(make: Make) -> None:
-    replay, naive = Replay(30, 2), NaiveReplay(30, 2)
+    replay, naive = new_replay(30, 2, make=make), NaiveReplay(30, 2)
     both(replay, naive, islice(stream(2, make=make), 50))
     assert_holds(replay, naive)
 
 
 def test_an_episode_that_began_before_the_replay_is_held_from_where_it_is_seen() -> None:
     for frame_stack in (1, 4):
-        replay, naive = Replay(30, 2, frame_stack=frame_stack), NaiveReplay(30, 2, frame_stack)
+        replay, naive = new_replay(30, 2, make=frame, frame_stack=frame_stack), NaiveReplay(30, 2, frame_stack)
         steps = stream(2, make=frame, frame_stack=frame_stack, ends=Ends(0, 0.1))
         next(steps)
         both(replay, naive, islice(steps, 9))
@@ -148,7 +150,7 @@ def test_an_episode_that_began_before_the_replay_is_held_from_where_it_is_seen()
 
 
 def test_an_episode_that_is_gone_counts_as_truncated() -> None:
-    replay, naive = Replay(60, 2), NaiveReplay(60, 2)
+    replay, naive = new_replay(60, 2), NaiveReplay(60, 2)
     both(replay, naive, islice(stream(2, ends=Ends(0, 0, 0, cut=0.3)), 40))
     assert sum(t.truncated for t in naive.drawable()) > 5
     assert_holds(replay, naive, n_step=5)
@@ -165,12 +167,12 @@ def test_every_frame_is_stored_once() -> None:
     def make(rng: np.random.Generator, number: int) -> Array:
         return np.full((40, 50), number % 256, np.uint8)
 
-    replay = Replay(1000, 2, frame_stack=4)
+    replay = new_replay(1000, 2, make=make, frame_stack=4)
     for step in islice(stream(2, make=make, frame_stack=4, ends=Ends(0.01, 0.01)), 400):
         replay.add(step)
     held = sum(x.nbytes for x in leaves(replay.state_dict()) if isinstance(x, np.ndarray))
     assert 800 * 2000 < held < 1000 * 2100
-    assert sum(x.nbytes for x in arrays_of(replay)) < 3 * 1000 * 2100
+    assert sum(x.nbytes for x in arrays_of(replay.ring)) < 3 * 1000 * 2100
 
 
 def counts_of(replay: Replay, batches: int, batch_size: int, **how: Any) -> dict[int, int]:
@@ -188,7 +190,7 @@ def assert_frequencies(counts: dict[int, int], probability: dict[int, float]) ->
 
 
 def test_uniform_draws_are_uniform_whatever_the_environments_hold() -> None:
-    replay, naive = Replay(40, 2), NaiveReplay(40, 2)
+    replay, naive = new_replay(40, 2), NaiveReplay(40, 2)
     rare = stream(2, ends=Ends(0.3, 0.3))
     for step in islice(rare, 200):
         step["terminated"][0] = step["truncated"][0] = False  # one environment's rows are nearly all steps
@@ -232,7 +234,7 @@ class Priorities:
 
 
 def prioritized(exponent: float = 0.6, steps: int = 70) -> tuple[Replay, NaiveReplay, Priorities, Any]:
-    replay, naive = Replay(50, 2, prioritized=True), NaiveReplay(50, 2)
+    replay, naive = new_replay(50, 2, prioritized=True), NaiveReplay(50, 2)
     assert replay.priorities is not None
     replay.priorities.use_exponent(exponent)
     endless = stream(2)
@@ -264,7 +266,7 @@ def test_weights_undo_the_priorities(beta: float) -> None:
 
 
 def uniform_batch() -> Batch:
-    replay = Replay(10, 1)
+    replay = new_replay(10, 1)
     for step in islice(stream(1), 5):
         replay.add(step)
     return replay.sample(4, np.random.default_rng(0), gamma=GAMMA)
@@ -334,9 +336,9 @@ class Scaling:
 def test_what_is_sampled_is_scaled_and_what_is_stored_is_not(case: tuple[Make, int]) -> None:
     make, frame_stack = case
     shape, scaling = {"frame_stack": frame_stack}, Scaling()
-    replay, naive = Replay(60, 2, scaling=scaling, **shape), NaiveReplay(60, 2, **shape)
+    replay, naive = new_replay(60, 2, make=make, scaling=scaling, **shape), NaiveReplay(60, 2, **shape)
     both(replay, naive, islice(stream(2, make=make, **shape), 80))
-    plain = Replay(60, 2, **shape)
+    plain = new_replay(60, 2, make=make, **shape)
     plain.load_state_dict(replay.state_dict())
     assert_holds(plain, naive)
     for t in (t for rows in naive.rows for t in rows if isinstance(t, Transition)):
@@ -346,7 +348,7 @@ def test_what_is_sampled_is_scaled_and_what_is_stored_is_not(case: tuple[Make, i
 
 
 def test_steps_are_copied_and_samples_are_the_callers() -> None:
-    replay, naive = Replay(20, 1), NaiveReplay(20, 1)
+    replay, naive = new_replay(20, 1), NaiveReplay(20, 1)
     both(replay, naive, islice(stream(1), 30))
     batch = replay.sample(64, np.random.default_rng(0), gamma=GAMMA)
     for x in leaves(batch):
@@ -357,7 +359,7 @@ def test_steps_are_copied_and_samples_are_the_callers() -> None:
 def test_the_same_generator_draws_the_same() -> None:
     replays: list[Replay] = []
     for _ in range(2):
-        replay = Replay(20, 2)
+        replay = new_replay(20, 2)
         for step in islice(stream(2), 30):
             replay.add(step)
         replays.append(replay)
@@ -408,7 +410,7 @@ def assert_histories(replay: Replay, naive: NaiveReplay, count: int) -> None:
     index = np.random.default_rng(1).permutation(np.flatnonzero(replay.valid))
     steps = [by_name[int(x.reshape(-1)[0])] for x in replay.columns["action"][index]]
     for offset in (0, 1):  # the places of the steps themselves, and of what they led to
-        got = replay.history(replay._after(index, offset), count)
+        got = replay.history(replay.ring.after(index, offset), count)
         assert got["action"].shape[:2] == (len(index), count)
         for b, step in enumerate(steps):
             rows = naive.rows[step.env]
@@ -429,9 +431,9 @@ def assert_histories(replay: Replay, naive: NaiveReplay, count: int) -> None:
 @pytest.mark.parametrize("ends", [Ends(), Ends(0, 0.3), Ends(0.02, 0.02), Ends(0, 0, cut=0.1)], ids=str)
 def test_histories_go_back_to_the_beginning_of_the_episode(count: int, ends: Ends) -> None:
     for make, frame_stack, num_envs in ((vector, 1, 1), (parts, 1, 3), (frame, 4, 2)):
-        shape = {"frame_stack": frame_stack}
-        replay, naive = Replay(60, num_envs, **shape), NaiveReplay(60, num_envs, **shape)
-        steps = stream(num_envs, make=make, ends=ends, continuous=make is parts, **shape)
+        kind = {"make": make, "continuous": make is parts, "frame_stack": frame_stack}
+        replay, naive = new_replay(60, num_envs, **kind), NaiveReplay(60, num_envs, frame_stack)
+        steps = stream(num_envs, ends=ends, **kind)
         for amount in (1, 3, 40, 150):
             both(replay, naive, islice(steps, amount))
             assert_histories(replay, naive, count)
@@ -441,9 +443,9 @@ def test_histories_go_back_to_the_beginning_of_the_episode(count: int, ends: End
 @pytest.mark.parametrize("ends", [Ends(), Ends(0, 0.3), Ends(0.3, 0), Ends(0.02, 0.02), Ends(0, 0, cut=0.1)], ids=str)
 def test_sequences_go_on_to_the_end_of_what_is_known(length: int, ends: Ends) -> None:
     for make, frame_stack, num_envs in ((vector, 1, 1), (parts, 1, 3), (frame, 4, 2)):
-        shape = {"frame_stack": frame_stack}
-        replay, naive = Replay(60, num_envs, **shape), NaiveReplay(60, num_envs, **shape)
-        steps = stream(num_envs, make=make, ends=ends, continuous=make is parts, **shape)
+        kind = {"make": make, "continuous": make is parts, "frame_stack": frame_stack}
+        replay, naive = new_replay(60, num_envs, **kind), NaiveReplay(60, num_envs, frame_stack)
+        steps = stream(num_envs, ends=ends, **kind)
         for count in (1, 3, 40, 150):
             both(replay, naive, islice(steps, count))
             assert_sequences(replay, naive, length)
@@ -451,7 +453,7 @@ def test_sequences_go_on_to_the_end_of_what_is_known(length: int, ends: Ends) ->
 
 def test_sequences_are_scaled_like_samples() -> None:
     scaling = Scaling()
-    replay, naive = Replay(60, 2, scaling=scaling), NaiveReplay(60, 2)
+    replay, naive = new_replay(60, 2, scaling=scaling), NaiveReplay(60, 2)
     both(replay, naive, islice(stream(2), 80))
     for t in (t for rows in naive.rows for t in rows if isinstance(t, Transition)):
         t.obs, t.reward = scaling.observation(t.obs), float(scaling.scale_reward(np.float32(t.reward)))
@@ -459,13 +461,13 @@ def test_sequences_are_scaled_like_samples() -> None:
 
 
 def test_sequences_hold_every_column_and_are_the_callers() -> None:
-    replay = Replay(40, 2)
+    replay = new_replay(40, 2)
     for step in islice(stream(2), 30):
         replay.add(step)
     index = np.flatnonzero(replay.valid)[:7]
     before = {name: column.copy() for name, column in replay.columns.items()}
     got = replay.sequences(index, 4)
-    assert got.keys() == replay.columns.keys() | {"place", "steps"}
+    assert got.keys() == replay.columns.keys() - {"first"} | {"place", "steps"}
     for name, x in got.items():
         if name in before and name != "terminated":
             np.testing.assert_array_equal(x[:, 0], before[name][index])
@@ -476,7 +478,7 @@ def test_sequences_hold_every_column_and_are_the_callers() -> None:
 
 @pytest.mark.parametrize("num_envs", [1, 3])
 def test_age_counts_env_steps_where_no_episode_ends(num_envs: int) -> None:
-    replay = Replay(60, num_envs)
+    replay = new_replay(60, num_envs)
     for step in islice(stream(num_envs, ends=Ends(0, 0, 0)), 100):
         replay.add(step)
     index = np.flatnonzero(replay.valid)
@@ -487,7 +489,7 @@ def test_age_counts_env_steps_where_no_episode_ends(num_envs: int) -> None:
 @pytest.mark.parametrize("frame_stack", [1, 4])
 def test_age_is_at_most_off_by_the_rows_that_episodes_take(frame_stack: int) -> None:
     shape = {"frame_stack": frame_stack}
-    replay, naive = Replay(90, 2, **shape), NaiveReplay(90, 2, **shape)
+    replay, naive = new_replay(90, 2, make=frame, **shape), NaiveReplay(90, 2, **shape)
     steps = stream(2, make=frame, **shape)
     for count in (1, 10, 30, 200):
         both(replay, naive, islice(steps, count))
@@ -541,7 +543,7 @@ def test_an_exponent_is_saved_with_its_priorities() -> None:
     index = priorities.index()
     priorities.set(index, np.random.default_rng(2).exponential(2.0, len(index)).astype(np.float32) + 0.01)
     replay.draw(4, np.random.default_rng(0), exponent=0.3)
-    other = Replay(50, 2, prioritized=True)
+    other = new_replay(50, 2, prioritized=True)
     other.load_state_dict(replay.state_dict())
     for exponent in (None, 0.3, 0.9):
         draws = [r.draw(64, np.random.default_rng(1), beta=0.5, exponent=exponent) for r in (replay, other)]

@@ -92,8 +92,8 @@ def test_the_replay_keeps_raw_steps_and_gives_normalised_ones(tiny_config, algo)
             batch["reward"], run.runner.normalizer.scale_reward(replay.columns["reward"][index])
         )
         np.testing.assert_array_equal(run.runner.obs, run.runner.normalizer.observation(run.runner.envs.obs))
-        if replay.under_way.all():
-            newest = np.arange(2) * replay.ring + replay.cursor % replay.ring
+        if replay.ring.in_episode.all():
+            newest = replay.ring.place_at_cursor(np.arange(2))
             np.testing.assert_array_equal(replay.obs[newest], run.runner.envs.obs)
             looks.append(np.abs(batch["obs"].numpy() - raw).max())
 

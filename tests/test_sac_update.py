@@ -17,6 +17,7 @@ from envs_for_tests import Structured
 from rl_training.algorithms.sac import SAC, SACHyperparameters
 from rl_training.config import InputError
 from rl_training.data.batch import tree_map
+from rl_training.data.fields import fields_of
 from rl_training.data.replay import Replay
 from rl_training.envs.backends import SyncEnvs
 from rl_training.envs.episodes import Episodes
@@ -455,11 +456,13 @@ def test_the_target_moves_by_tau() -> None:
 
 def test_a_terminated_step_has_no_future_and_a_truncated_one_does() -> None:
     """Two episodes of one step each, which end in the same state, the one for good, the other by the clock."""
-    sac, replay = make_sac(), Replay(100, 2)
+    sac = make_sac()
     obs, end = np.zeros((2, 4), np.float32), np.ones((2, 4), np.float32)
     step = {"obs": obs, "next_obs": end, "first": np.ones(2, bool), "action": np.zeros((2, 2), np.float32)}
     step |= {"reward": np.array([3.0, 3.0], np.float32)}
-    replay.add(step | {"terminated": np.array([True, False]), "truncated": np.array([False, True])})
+    step |= {"terminated": np.array([True, False]), "truncated": np.array([False, True])}
+    replay = Replay(100, 2, fields_of(step))
+    replay.add(step)
     batch, noise = replay.transitions(np.flatnonzero(replay.valid), gamma=GAMMA), torch.randn(2, 2)
     target = sac.targets(batch, 0.2, noise)
     assert target[0].item() == 3.0

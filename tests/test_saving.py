@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from rl_training import CheckpointError, evaluate_checkpoint, load_policy
+from rl_training.data.fields import fields_of
 from rl_training.data.replay import Replay
 from rl_training.runtime import run as run_module
 from rl_training.runtime.a2c_trainer import A2C_RECIPE
@@ -411,7 +412,7 @@ def replay_step(number, num_envs=2):
 @pytest.mark.parametrize("prioritized", [False, True])
 def test_a_replay_is_saved_as_it_was_while_it_turns(make_run, writes, prioritized):
     def make():
-        return Replay(64, 2, prioritized=prioritized)
+        return Replay(64, 2, fields_of(replay_step(0)), prioritized=prioritized)
 
     replay = make()
     for number in range(100):

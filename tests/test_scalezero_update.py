@@ -14,6 +14,7 @@ from rl_training.algorithms.muzero import MuZero
 from rl_training.acting.planner import Planner
 from rl_training.algorithms.scalezero import ScaleZero, ScaleZeroHyperparameters
 from rl_training.config import InputError
+from rl_training.data.fields import fields_of
 from rl_training.data.replay import Replay
 from rl_training.envs.runner import zero_rows
 from rl_training.types import Spaces
@@ -65,9 +66,10 @@ class History:
     def __init__(self, spaces, seed, steps=30):
         self.rng, self.spaces = np.random.default_rng(seed), spaces
         self.episodes = [[self.begin()] for _ in range(ENVS)]
-        self.replay = Replay(1000, ENVS, prioritized=True)
-        for _ in range(steps):
-            self.replay.add(self.step())
+        taken = [self.step() for _ in range(steps)]
+        self.replay = Replay(1000, ENVS, fields_of(taken[0]), prioritized=True)
+        for step in taken:
+            self.replay.add(step)
 
     def begin(self):
         ending = self.rng.choice(["terminated", "truncated"])

@@ -1,4 +1,4 @@
-"""Which transitions are worth learning from again: prioritized replay (Schaul et al., arXiv:1511.05952)."""
+"""The priorities of prioritized experience replay (Schaul et al., arXiv:1511.05952)."""
 
 from __future__ import annotations
 
@@ -10,48 +10,51 @@ from rl_training.types import Array, State
 
 
 class Priorities:
-    """P(i) = p_i^a / sum_k p_k^a over `size` places, of which those with priority zero are empty."""
+    """P(i) = p_i^a / sum_k p_k^a for the places i of a ring. A place of priority 0 is never drawn."""
 
-    def __init__(self, size: int) -> None:
-        self.exponent = 1.0
-        self.priority = np.zeros(size)
-        self.tree = make_tree(size)
-        self.leaves = self.tree[len(self.tree) // 2 :][:size]  # p^a
-        self.largest = 1.0  # what a new transition gets, so that each is drawn soon
+    def __init__(self, places: int) -> None:
+        self.exponent = 1.0  # a
+        self.priority = np.zeros(places)  # p
+        self.tree = make_tree(places)
+        self.leaves = self.tree[len(self.tree) // 2 :][:places]  # p^a
+        self.largest = 1.0  # the priority of a new step, so that every step is drawn soon
 
-    def add(self, index: Array) -> None:
-        self._put(index, np.full(len(index), self.largest))
+    def add(self, place: Array) -> None:
+        """Give new steps at places [B] the largest priority so far."""
+        self._write(place, np.full(len(place), self.largest))
 
-    def remove(self, index: Array) -> None:
-        self.priority[index] = 0.0
-        set_leaves(self.tree, index, np.zeros(len(index)))
+    def remove(self, place: Array) -> None:
+        """Never draw places [B] again."""
+        self.priority[place] = 0.0
+        set_leaves(self.tree, place, np.zeros(len(place)))
 
-    def set(self, index: Array, priority: Array) -> None:
+    def set(self, place: Array, priority: Array) -> None:
+        """Give places [B] the priorities [B]."""
         priority = np.asarray(priority, np.float64)
-        self._put(index, priority)
+        self._write(place, priority)
         self.largest = max(self.largest, float(priority.max(initial=0.0)))
 
-    def _put(self, index: Array, priority: Array) -> None:
-        self.priority[index] = priority
-        set_leaves(self.tree, index, priority**self.exponent)
+    def _write(self, place: Array, priority: Array) -> None:
+        self.priority[place] = priority
+        set_leaves(self.tree, place, priority**self.exponent)
 
     def use_exponent(self, exponent: float) -> None:
-        """Let P follow another exponent from now on; all leaves are made anew where it differs."""
+        """Use this exponent from now on. Where it is another one, all leaves are computed again."""
         if exponent != self.exponent:
             self.exponent = exponent
-            used = np.flatnonzero(self.priority)  # an empty place stays empty, though 0^0 is 1
+            used = np.flatnonzero(self.priority)  # 0^0 is 1, but a place of priority 0 must not be drawn
             self.leaves[used] = self.priority[used] ** exponent
             add_up(self.tree)
 
     def draw(self, count: int, rng: np.random.Generator, beta: float, size: int) -> tuple[Array, Array]:
-        """(places [B], one from each of B equal shares of the total; their weights (size P)^-beta / max [B])"""
+        """(places [B], one from each of B equal shares of the total; their weights (size * P)^-beta / maximum [B])"""
         total = self.tree[1]
-        index = find(self.tree, (np.arange(count) + rng.random(count)) * (total / count))
-        weight = (self.leaves[index] * (size / total)) ** -beta
-        return index, (weight / weight.max()).astype(np.float32)
+        place = find(self.tree, (np.arange(count) + rng.random(count)) * (total / count))
+        weight = (self.leaves[place] * (size / total)) ** -beta
+        return place, (weight / weight.max()).astype(np.float32)
 
     def state_dict(self) -> State:
-        """Only the places in use."""
+        """The places whose priority is not 0."""
         used = np.flatnonzero(self.priority)
         return {
             "index": used,
@@ -66,7 +69,7 @@ class Priorities:
         index, priority = state["index"], state["priority"]
         compare_state(np.zeros(len(index), np.int64), index, "priorities.index")
         compare_state(np.zeros(len(index)), priority, "priorities.priority")
-        # The compiled tree trusts its indices, and finds nothing where the total is no number.
+        # The compiled functions of the tree do not check indices, and cannot draw where the total is no number.
         if len(index) and not 0 <= index.min() <= index.max() < len(self.priority):
             raise ValueError(f"priorities.index should lie in [0, {len(self.priority)})")
         numbers = np.array([*priority, state["largest"], state["exponent"]])
@@ -74,4 +77,4 @@ class Priorities:
             raise ValueError("priorities should be finite and not negative")
         self.tree[:], self.priority[:] = 0.0, 0.0
         self.largest, self.exponent = state["largest"], state["exponent"]
-        self._put(np.array(state["index"]), np.array(state["priority"]))
+        self._write(np.array(state["index"]), np.array(state["priority"]))

@@ -1,0 +1,180 @@
+"""The storage of a replay: the newest rows of N environments, each in a ring of its own.
+
+An episode of n steps takes n + 1 rows: one for each step, and one for the last observation, which has no step. The
+observation after a step is therefore that of the next row, and every observation is stored once. Where frames are
+stacked, a row holds only the newest frame. The older frames of an episode's first stack have rows of their own before
+it, because they are not always copies of the first frame.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rl_training.data.batch import tree_map
+from rl_training.data.holds import Holds
+from rl_training.data.replay_layout import ring_rows, stored_fields
+from rl_training.types import Array, Field, Fields, Observation, Step
+
+
+class Ring:
+    """Arrays [N * length, ...]. A place is an index into them.
+
+    The rows of an environment are counted from 0 on. Row r of environment e lies at place e * length + r % length.
+    Steps can be drawn from the newest `rows` of these `length` rows. The others are spare: they can be written while a
+    checkpoint reads the rows that can be drawn.
+    """
+
+    def __init__(self, capacity: int, num_envs: int, fields: Fields, *, frame_stack: int = 1) -> None:
+        self.num_envs, self.frame_stack = num_envs, frame_stack
+        self.rows, self.length = ring_rows(capacity, num_envs, frame_stack)
+        stored = stored_fields(fields, frame_stack)
+        self.obs: Any = tree_map(self._zeros, stored["obs"])
+        self.columns: dict[str, Array] = {key: self._zeros(field) for key, field in stored.items() if key != "obs"}
+        self.cursor = np.zeros(num_envs, np.int64)  # [N] the row that the next step is written to
+        self.in_episode = np.zeros(num_envs, bool)  # [N] whether that row has its observation already
+        self.valid = np.zeros(num_envs * self.length, bool)  # whether the row is a step that can be drawn
+        self.size = 0  # steps that can be drawn
+        self.added = 0  # steps ever added
+        self.holds = Holds(self.length)
+        self.device: torch.device | None = None  # of the copy of the observations
+        self.device_obs: Any = None
+        self._envs = np.arange(num_envs)
+
+    def _zeros(self, field: Field) -> Array:
+        return np.zeros((self.num_envs * self.length, *field.shape), field.dtype)
+
+    def add(self, step: Step) -> tuple[Array, Array]:
+        """Store one step of every live environment.
+
+        Returns (places of these steps, places of steps now too old to draw).
+        """
+        env = self._envs
+        if "live" in step:
+            env = np.flatnonzero(step["live"])
+            step = {key: tree_map(lambda x: x[env], value) for key, value in step.items() if key != "live"}
+        expired = self._begin_episodes(step, env)
+        place = self.place_at_cursor(env)
+        for name, column in self.columns.items():
+            column[place] = step[name]
+        self.valid[place] = True
+        self.size += len(env)
+        self.added += len(env)
+        self.cursor[env] += 1
+        expired.append(self._write_obs(env, step["next_obs"]))
+        ended = step["terminated"] | step["truncated"]
+        if ended.any():
+            self.in_episode[env[ended]] = False
+            self._skip_row(env[ended])
+        return place, np.concatenate(expired)
+
+    def _begin_episodes(self, step: Step, env: Array) -> list[Array]:
+        """Write the first observations of episodes. Returns the places of steps now too old to draw."""
+        in_episode = self.in_episode[env]
+        begins = step["first"] | ~in_episode
+        if not begins.any():
+            return []
+        # An environment that could not be restored begins a new episode and leaves the old one without an end.
+        cut = env[begins & in_episode]
+        self.put(self.place_at_cursor(cut, -1), truncated=True)
+        self._skip_row(cut)
+        env, obs = env[begins], tree_map(lambda x: x[begins], step["obs"])
+        expired = []
+        for frame in range(self.frame_stack - 1):
+            expired.append(self._write_obs(env, obs, frame))
+            self._skip_row(env)
+        expired.append(self._write_obs(env, obs))
+        self.in_episode[env] = True
+        return expired
+
+    def _skip_row(self, env: Array) -> None:
+        """Move the cursors on from rows without a step. The columns of these rows become zero."""
+        place = self.place_at_cursor(env)
+        for column in self.columns.values():
+            column[place] = 0
+        self.cursor[env] += 1
+
+    def _write_obs(self, env: Array, obs: Observation, frame: int = -1) -> Array:
+        """Write observations, or one frame of each, at the cursors. Returns the places of steps now too old to draw."""
+        place = self.place_at_cursor(env)
+        self.holds.wait(place)
+        if self.frame_stack > 1:
+            obs = obs[:, frame]  # type: ignore[index]
+        write(self.obs, place, obs)
+        if self.device is not None:
+            write(self.device_obs, to_tensor(place, self.device), tree_map(lambda x: to_tensor(x, self.device), obs))
+        oldest = self.place_at_cursor(env, -self.rows - 1)
+        expired: Array = oldest[self.valid[oldest]]
+        self.valid[expired] = False
+        self.size -= len(expired)
+        return expired
+
+    def put(self, place: Array, **columns: Any) -> None:
+        """Overwrite entries of columns at places [...]. Waits as long as a checkpoint reads these places."""
+        self.holds.wait(place)
+        for name, value in columns.items():
+            self.columns[name][place] = value
+
+    def place_at_cursor(self, env: Array, offset: int = 0) -> Array:
+        """[E] The places `offset` rows after the cursors of environments [E]."""
+        return self.places(env, self.cursor[env] + offset)
+
+    def places(self, env: Array, row: Array) -> Array:
+        """[...] The places of rows [...] of environments [...]."""
+        place: Array = env * self.length + row % self.length
+        return place
+
+    def after(self, place: Array, offset: int | Array) -> Array:
+        """The places `offset` rows after places [...], in the rings of the same environments."""
+        begin = place // self.length * self.length
+        after: Array = begin + (place - begin + offset) % self.length
+        return after
+
+    def age(self, place: Array) -> Array:
+        """[...] How many rows the cursors are ahead of places [...]."""
+        age: Array = (self.cursor[place // self.length] - place % self.length) % self.length
+        return age
+
+    def complete_rows(self) -> tuple[Array, Array]:
+        """[N], [N] The first row that is not too old to be drawn, and the row after the last complete one.
+
+        A row is complete if it has its step, or if it holds the last observation of an episode. The row at the cursor
+        never is.
+        """
+        newest = self.cursor - ~self.in_episode  # that has an observation
+        return np.maximum(0, newest - self.rows), self.cursor.copy()
+
+    def observations(self, place: Array) -> Any:
+        """[B, ...] The observations at places [B], frames stacked: arrays, or tensors where a device has a copy."""
+        if self.frame_stack > 1:
+            place = self.after(place[:, None], np.arange(1 - self.frame_stack, 1))
+        if self.device is None:
+            return tree_map(lambda x: x[place], self.obs)
+        index = to_tensor(place, self.device)
+        return tree_map(lambda x: x[index], self.device_obs)
+
+    def copy_to_device(self, device: torch.device) -> bool:
+        """Keep a copy of all observations on the device from now on. False: they do not fit."""
+        try:
+            self.device_obs = tree_map(lambda x: to_tensor(x, device), self.obs)
+        except torch.cuda.OutOfMemoryError:
+            return False
+        self.device = device
+        return True
+
+
+def to_tensor(array: Array, device: torch.device | None) -> Tensor:
+    """A copy on the device."""
+    return torch.from_numpy(np.ascontiguousarray(array)).to(device, copy=True)
+
+
+def write(tree: Any, place: Any, rows: Any) -> None:
+    """Write rows [B, ...] at places [B] of an array or tensor, or of every one in a dict."""
+    if isinstance(tree, dict):
+        for key, branch in tree.items():
+            write(branch, place, rows[key])
+    else:
+        tree[place] = rows
