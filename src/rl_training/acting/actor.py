@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rl_training.acting.forward import make_forward
+from rl_training.acting.paths import make_forward
 from rl_training.config import InputError
 from rl_training.models.actor_critic import ActorCritic
 from rl_training.models.parameters import FlatParameters, num_parameters, pack_weights, unpack_weights

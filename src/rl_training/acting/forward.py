@@ -13,16 +13,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from rl_training.models.networks import Encoder, Flatten
+from rl_training.models.networks import Encoder
 from rl_training.types import Array, Observation
 
 Forward: TypeAlias = Callable[[Observation], list[Array]]  # [N, ...] -> [N, out] of each network, yours to keep
-
-
-def make_forward(encoder: Encoder, *networks: nn.Module) -> Forward:
-    """The fastest way through networks behind one encoder, on their device; make it again after moving them."""
-    plain = isinstance(encoder, Flatten) and not encoder.is_bytes
-    return NumpyForward(*networks) if plain and all(map(is_numpy_mlp, networks)) else TorchForward(encoder, *networks)
 
 
 class TorchForward:

@@ -18,12 +18,13 @@ from rl_training.types import Array, History, Observation, TensorTree
 class TorchInference:
     """Any model. `initial` begins a search of B roots; `recurrent` then makes node after node, one in each tree."""
 
-    def __init__(self, model: PlanningModel) -> None:
+    def __init__(self, model: PlanningModel, *, compiled_decoding: bool = False) -> None:
+        """compiled_decoding: see `decoded`; for models on the CPU."""
         self.model = model
         self.device = next(model.parameters()).device
         self.states = torch.empty(0, model.state_size, device=self.device)  # [nodes * B, S]
         self.batch = 0
-        self.decodes = self.device.type == "cpu" and model.has_plain_scalars
+        self.decodes = compiled_decoding and self.device.type == "cpu" and model.has_plain_scalars
 
     @torch.inference_mode()
     def initial(self, obs: Observation, num_simulations: int, history: History | None = None) -> Array:
@@ -201,11 +202,6 @@ class Graph:
     def answer(self) -> Array:
         self.captured.wait()
         return self.output
-
-
-def make_inference(model: PlanningModel) -> TorchInference:
-    on_gpu = next(model.parameters()).device.type == "cuda"
-    return GraphInference(model) if on_gpu else TorchInference(model)
 
 
 def packed(inference: Inference) -> Tensor:

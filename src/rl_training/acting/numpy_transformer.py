@@ -10,22 +10,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rl_training.acting.inference import TorchInference, make_inference
+from rl_training.acting.inference import TorchInference
 from rl_training.models.moe import ScaledLinear
 from rl_training.models.scalezero import TaskModel
 from rl_training.models.world_transformer import Block
 from rl_training.types import Array, History, Observation
 
-SMALL = 1 << 18  # multiplications of all experts for one token: here each token goes through all of them
 Linear = tuple[Array, Array | None]  # weight [in, out], bias [out]
-
-
-def task_inference(model: TaskModel) -> TorchInference:
-    """The fastest way to ask a task's model, where it is now."""
-    size = model.model.transformer.size
-    small = 3 * size.num_experts * size.expert_size * size.width <= SMALL
-    on_cpu = next(model.parameters()).device.type == "cpu"
-    return NumpyInference(model) if small and on_cpu else make_inference(model)
 
 
 class NumpyInference(TorchInference):
@@ -46,10 +37,10 @@ class NumpyInference(TorchInference):
         self.refresh()
 
     def refresh(self) -> None:
-        self.weights: Weights | None = None
+        self.weights: TransformerWeights | None = None
 
     def initial(self, obs: Observation, num_simulations: int, history: History | None = None) -> Array:
-        word = super().initial(obs, 0, history)
+        prediction = super().initial(obs, 0, history)
         nodes = num_simulations + 1
         if self.memory.shape[1] != self.batch or len(self.memory) < nodes:
             self.memory = np.zeros((nodes, self.batch, *self.shape), np.float32)
@@ -61,7 +52,7 @@ class NumpyInference(TorchInference):
         self.trees = np.arange(self.batch)
         if self.weights is None:
             self.weights = read_weights(self.model)
-        return word
+        return prediction
 
     @torch.no_grad()
     def recurrent(self, node: int, parent: Array, action: Array) -> Array:
@@ -87,12 +78,15 @@ class NumpyInference(TorchInference):
         return np.stack([through(support.to_scalar, logits) for support, logits in both], 1)
 
 
-class Layer:
+class NumpyBlock:
     """A block of the transformer."""
 
     def __init__(self, block: Block) -> None:
         experts = block.feed_forward
-        self.attention_norm, self.feed_forward_norm = Norm(block.attention_norm), Norm(block.feed_forward_norm)
+        self.attention_norm, self.feed_forward_norm = (
+            NumpyNorm(block.attention_norm),
+            NumpyNorm(block.feed_forward_norm),
+        )
         self.query_key_value, self.project = scaled(block.query_key_value), scaled(block.project)
         self.shared_in, self.shared_out = scaled(experts.shared_in), scaled(experts.shared_out)
         self.gate = turned(experts.gate.weight)
@@ -126,7 +120,7 @@ class Layer:
         return routed
 
 
-class Norm:
+class NumpyNorm:
     def __init__(self, norm: nn.LayerNorm) -> None:
         self.weight, self.bias, self.eps = norm.weight.detach(), norm.bias.detach(), norm.eps
 
@@ -154,14 +148,14 @@ class TwoHeads:
         return [apply(hidden[:, i], last) for i, last in enumerate(self.last)]
 
 
-class Weights(NamedTuple):
+class TransformerWeights(NamedTuple):
     """Those of one task's model."""
 
     action: Array  # [A, width] tokens, with the task's embedding in them
     task: Array | float  # [width]
     distance_bias: Array  # [heads, places + 1] the nearest last
-    layers: list[Layer]
-    norm: Norm
+    layers: list[NumpyBlock]
+    norm: NumpyNorm
     outcome: TwoHeads  # reward, and the latent before its norm
     prediction: TwoHeads  # policy, value
 
@@ -174,16 +168,16 @@ class Weights(NamedTuple):
         return self.norm(x)
 
 
-def read_weights(model: TaskModel) -> Weights:
+def read_weights(model: TaskModel) -> TransformerWeights:
     whole, own = model.model, model.own
     task = 0.0 if whole.task is None else array(whole.task)[model.task]
     bias = whole.transformer.bias(1, model.places + 1).detach()[:, 0]
-    return Weights(
+    return TransformerWeights(
         action=array(own.action.weight) + task,
         task=task,
         distance_bias=bias.numpy(),
-        layers=[Layer(cast(Block, block)) for block in whole.transformer.blocks],
-        norm=Norm(whole.transformer.norm),
+        layers=[NumpyBlock(cast(Block, block)) for block in whole.transformer.blocks],
+        norm=NumpyNorm(whole.transformer.norm),
         outcome=TwoHeads(own.reward, own.latent),
         prediction=TwoHeads(own.policy, own.value),
     )

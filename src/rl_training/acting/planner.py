@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import gymnasium as gym
 import numpy as np
 
-from rl_training.acting.fused import fused_network, is_fusable
-from rl_training.acting.inference import GraphInference, TorchInference, make_inference
+from rl_training.acting.fused import fused_network
+from rl_training.acting.inference import GraphInference
+from rl_training.acting.paths import make_inference, runs_inside_search
 from rl_training.models.muzero import MuZeroModel, PlanningModel
 from rl_training.types import Array, History, Observation, Spaces
 
@@ -43,14 +44,12 @@ class Planner:
     """Searches with one model. Continuous actions are sampled: each node has `num_candidates` draws from its policy as
     edges, all with the same prior (Hubert et al., arXiv:2104.06303, with the policy as the proposal)."""
 
-    def __init__(
-        self, model: PlanningModel, spaces: Spaces, *, num_candidates: int = 0, inference: TorchInference | None = None
-    ) -> None:
+    def __init__(self, model: PlanningModel, spaces: Spaces, *, num_candidates: int = 0) -> None:
         from rl_training.ops.search import Search  # numba takes longer to import than all the rest
 
         self.model = model
-        self.inference = inference or make_inference(model)
-        self.fusable = is_fusable(model)
+        self.inference = make_inference(model)
+        self.fusable = runs_inside_search(model)
         self.two_players = spaces.num_players == 2
         self.action_shape = spaces.action.shape if isinstance(spaces.action, gym.spaces.Box) else None
         self.num_actions = model.policy_size if self.action_shape is None else num_candidates

@@ -9,21 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rl_training.acting.forward import NumpyMLP, flat, is_numpy_mlp
-from rl_training.models.networks import Flatten
+from rl_training.acting.forward import NumpyMLP, flat
 from rl_training.models.q_network import QNetwork
 from rl_training.types import Array, Batch
-
-SMALL = 1 << 18  # multiplications of a layer up to which numpy is faster than torch: beyond, its BLAS starts threads
-
-
-def make_q_gradient(model: QNetwork, target_model: QNetwork, *, batch_size: int) -> QGradient | None:
-    """None where networks or batches are such that autograd is faster."""
-    plain = isinstance(model.encoder, Flatten) and not model.encoder.is_bytes and is_numpy_mlp(model.head)
-    if not plain:
-        return None
-    hidden = [layer.out_features for layer in list(model.head.children())[:-1] if isinstance(layer, nn.Linear)]
-    return QGradient(model, target_model) if batch_size * max(hidden, default=1) ** 2 <= SMALL else None
 
 
 class QGradient:

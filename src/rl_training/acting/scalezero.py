@@ -9,7 +9,6 @@ import numpy as np
 import torch
 
 from rl_training.acting.actor import NetworkOwner
-from rl_training.acting.numpy_transformer import task_inference
 from rl_training.acting.planner import Plan, Planner
 from rl_training.acting.planning import plan_by_visits, plan_extras, search_arguments
 from rl_training.data.history import check_history, empty_history, extended_history, to_history, to_memory
@@ -34,8 +33,7 @@ class ScaleZeroActor(NetworkOwner):
 
     def planner_of(self, model: ScaleZeroModel, task: int) -> Planner:
         """Searches with a task's part of `model`: a learner plans with its target network too."""
-        task_model = model.for_task(task)
-        return Planner(task_model, self.spaces[task], inference=task_inference(task_model))
+        return Planner(model.for_task(task), self.spaces[task])
 
     def refresh(self) -> None:
         for actor in self.actors:

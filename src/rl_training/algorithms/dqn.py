@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rl_training.acting.actor import EpsilonGreedyActor
-from rl_training.acting.q_gradient import make_q_gradient
+from rl_training.acting.paths import make_q_gradient
 from rl_training.algorithms.base import scalar, setting
 from rl_training.algorithms.optim import Adam, backward, clipped_step
 from rl_training.algorithms.replay_based import CAPACITY, ReplayHyperparameters, ReplayLearner, annealing

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rl_training.acting.graphed import GraphedGradient
+from rl_training.acting.paths import make_gradient
 from rl_training.acting.planner import Plan
 from rl_training.acting.planning import PlanningActor, search_arguments, signed_discount
 from rl_training.algorithms.base import scalar, setting
@@ -86,7 +86,7 @@ class PlanningLearner(ReplayLearner[Replay]):
         self.target_model = deepcopy(self.model).requires_grad_(False)
         self.target_planner = actor.planner_of(self.target_model)
         self.optimizers = {"model": Adam(actor.parameters, eps=1e-8)}
-        self.graphed = GraphedGradient(self.gradient) if self.device.type == "cuda" else None
+        self.fast_gradient = make_gradient(self.gradient, self.constants_of_gradient, self.device)
 
     @property
     def discount(self) -> float:
@@ -159,7 +159,7 @@ class PlanningLearner(ReplayLearner[Replay]):
     def update(self, batch: Batch) -> tuple[dict[str, Tensor], Tensor]:
         """One gradient step; returns what to report, and V - target of the first steps [B]."""
         hp, optimizer = self.hp, self.optimizers["model"]
-        report = self.graphed(batch, self.constants_of_gradient()) if self.graphed else self.gradient(batch)
+        report = self.fast_gradient(batch)
         # Apart from the gradient: inside it Adam would divide the decay by what the gradients usually are, and weights
         # with small ones, such as what an action adds to a state, would be held at zero.
         optimizer.parameters.vector.mul_(1 - hp.learning_rate * hp.weight_decay)

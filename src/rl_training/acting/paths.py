@@ -1,0 +1,95 @@
+"""Which way through a network is taken: the plain one, or a faster one with the same results. The only place of choice.
+
+`benchmarks/fast_paths.py` measures what each fast path gains; a test compares each with the plain one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from rl_training.acting.forward import Forward, NumpyForward, TorchForward, is_numpy_mlp
+from rl_training.acting.fused import is_fusable
+from rl_training.acting.graphed import GraphedGradient
+from rl_training.acting.inference import GraphInference, TorchInference
+from rl_training.acting.numpy_transformer import NumpyInference
+from rl_training.models.muzero import PlanningModel
+from rl_training.models.networks import Encoder, Flatten
+from rl_training.models.scalezero import TaskModel
+from rl_training.types import Batch
+
+if TYPE_CHECKING:
+    from rl_training.acting.q_gradient import QGradient
+    from rl_training.models.q_network import QNetwork
+
+SMALL_LAYER = (
+    1 << 18
+)  # multiplications of a layer up to which numpy is faster than torch: its BLAS starts threads beyond
+SMALL_EXPERTS = 1 << 18  # multiplications of all experts for one token: numpy sends each token through all of them
+_plain = False
+
+
+@contextmanager
+def plain_paths() -> Iterator[None]:
+    """What is built inside takes the plain path everywhere: for tests and benchmarks."""
+    global _plain
+    before, _plain = _plain, True
+    try:
+        yield
+    finally:
+        _plain = before
+
+
+def make_forward(encoder: Encoder, *networks: nn.Module) -> Forward:
+    """From observations to the outputs of networks behind one encoder; make it again after moving them."""
+    vectors = isinstance(encoder, Flatten) and not encoder.is_bytes
+    if not _plain and vectors and all(map(is_numpy_mlp, networks)):
+        return NumpyForward(*networks)
+    return TorchForward(encoder, *networks)
+
+
+def make_inference(model: PlanningModel) -> TorchInference:
+    """A model's predictions for the nodes of a search."""
+    device = next(model.parameters()).device.type
+    if not _plain and device == "cuda":
+        return GraphInference(model)
+    if not _plain and device == "cpu" and isinstance(model, TaskModel) and has_small_experts(model):
+        return NumpyInference(model)
+    return TorchInference(model, compiled_decoding=not _plain)
+
+
+def has_small_experts(model: TaskModel) -> bool:
+    size = model.model.transformer.size
+    return 3 * size.num_experts * size.expert_size * size.width <= SMALL_EXPERTS
+
+
+def runs_inside_search(model: PlanningModel) -> bool:
+    """Whether the compiled search evaluates the model itself."""
+    return not _plain and is_fusable(model)
+
+
+def make_q_gradient(model: QNetwork, target_model: QNetwork, *, batch_size: int) -> QGradient | None:
+    """The gradient of deep Q-learning in numpy; None where autograd is faster."""
+    vectors = isinstance(model.encoder, Flatten) and not model.encoder.is_bytes
+    if _plain or not vectors or not is_numpy_mlp(model.head):
+        return None
+    hidden = [layer.out_features for layer in list(model.head.children())[:-1] if isinstance(layer, nn.Linear)]
+    if batch_size * max(hidden, default=1) ** 2 > SMALL_LAYER:
+        return None
+    from rl_training.acting.q_gradient import QGradient
+
+    return QGradient(model, target_model)
+
+
+def make_gradient(
+    gradient: Callable[[Batch], dict[str, Tensor]], constants: Callable[[], tuple[float, ...]], device: torch.device
+) -> Callable[[Batch], dict[str, Tensor]]:
+    """A function that leaves a gradient behind; on a GPU as a captured graph. constants: the numbers that it reads."""
+    if _plain or device.type != "cuda":
+        return gradient
+    graphed = GraphedGradient(gradient)
+    return lambda batch: graphed(batch, constants())
