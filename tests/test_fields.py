@@ -131,9 +131,9 @@ def test_the_guard_on_memory_knows_what_will_be_allocated(case: str, monkeypatch
     algorithm = build(case, buffer_capacity=1000)
     replay = algorithm.make_replay(NUM_ENVS)
     replay.add(played(algorithm))
-    monkeypatch.setattr(replay_based, "usable_memory", lambda: 1.01 * allocated(replay))
+    monkeypatch.setattr(replay_based, "usable_bytes", lambda: 1.01 * allocated(replay))
     algorithm.make_replay(NUM_ENVS)
-    monkeypatch.setattr(replay_based, "usable_memory", lambda: 0.99 * allocated(replay))
+    monkeypatch.setattr(replay_based, "usable_bytes", lambda: 0.99 * allocated(replay))
     with pytest.raises(InputError, match="1,000 steps take"):
         algorithm.make_replay(NUM_ENVS)
 

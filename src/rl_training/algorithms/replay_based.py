@@ -16,7 +16,7 @@ from rl_training.algorithms.base import Tunable, scalar, setting
 from rl_training.config import InputError
 from rl_training.data.batch import to_device
 from rl_training.data.fields import step_fields
-from rl_training.data.memory import usable_memory
+from rl_training.data.machine import usable_bytes
 from rl_training.data.replay import Replay
 from rl_training.data.replay_layout import replay_bytes
 from rl_training.types import Batch, Decision, Field, Observation, Spaces, State
@@ -64,7 +64,7 @@ class ReplayAlgorithm(Tunable, ABC):
         """The replay this algorithm learns from; an error where it would not fit into memory."""
         # Of a Dict with stacked entries every observation is kept whole: the entries may differ in what they stack.
         stack = self.spaces.frame_stack if isinstance(self.spaces.observation, gym.spaces.Box) else 1
-        capacity, usable = self.hp.buffer_capacity, usable_memory()
+        capacity, usable = self.hp.buffer_capacity, usable_bytes()
         fields = step_fields(self.spaces, self.extra_fields())
         kind: dict[str, Any] = {"frame_stack": stack, "prioritized": self.prioritized}
         observations, needed = replay_bytes(capacity, num_envs, fields, **kind)
