@@ -7,9 +7,9 @@ import pytest
 from gymnasium import spaces
 
 from envs_for_tests import RandomWalk, noted
+from rl_training.data.normalize import Normalizer
 from rl_training.envs import episodes
 from rl_training.envs.factory import make_envs
-from rl_training.envs.normalize import Normalizer
 from rl_training.envs.runner import EnvRunner
 from rl_training.types import Decision
 

@@ -11,10 +11,10 @@ import numpy as np
 from gymnasium import spaces
 
 from rl_training.config import InputError
+from rl_training.data.normalize import Normalizer
 from rl_training.envs.backends import Envs, EnvStep
 from rl_training.envs.checks import BatchChecks, EnvironmentFault
 from rl_training.envs.episodes import CHECKED_STEPS
-from rl_training.envs.normalize import Normalizer
 from rl_training.envs.spaces import any_true, copied, put_rows
 from rl_training.types import Array, BoxActions, Decision, Memory, Observation, Spaces, State, Step
 

@@ -11,9 +11,9 @@ import gymnasium as gym
 
 from rl_training.algorithms.base import Algorithm, MultiTaskAlgorithm
 from rl_training.config import InputError, Task, TrainConfig
+from rl_training.data.normalize import Normalizer
 from rl_training.envs.checks import EnvironmentFault
 from rl_training.envs.factory import make_envs, split_env_kwargs
-from rl_training.envs.normalize import Normalizer
 from rl_training.envs.runner import Act, EnvRunner, model_side
 from rl_training.runtime.metrics import of_task, over_tasks
 from rl_training.runtime.randomness import own_global_state, seed_of

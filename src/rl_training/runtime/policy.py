@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from rl_training.algorithms.base import Algorithm
-from rl_training.envs.normalize import Normalizer
+from rl_training.data.normalize import Normalizer
 from rl_training.envs.runner import Act, zero_rows
 from rl_training.envs.spaces import ObservationLayout
 from rl_training.types import Array, Memory, Observation
