@@ -30,9 +30,8 @@ def steps(count: int = 3) -> list[Step]:
 
 
 def holders(first: Step | None = None) -> list[Any]:
-    """A rollout and a replay; the fields are those of `first`, or left for the first step to show."""
-    fields = None if first is None else fields_of(first)
-    return [Rollout(8, 2, fields), Replay(8, 2, fields)]
+    """A rollout and a replay. The fields are those of `first`; a replay may also take them from its first step."""
+    return [Rollout(8, 2, fields_of(first or steps(1)[0])), Replay(8, 2, None if first is None else fields_of(first))]
 
 
 @pytest.mark.parametrize("declared", [True, False])
@@ -108,7 +107,7 @@ def played(algorithm: Any) -> Step:
     if "action_mask" in arrays:
         arrays["action_mask"][:] = 1
     obs = arrays if isinstance(space, Dict) else arrays[""]
-    decision = algorithm.act(obs, None, explore=True, rng=np.random.default_rng(0))
+    decision = algorithm.act(obs, {}, explore=True, rng=np.random.default_rng(0))
     flags = {key: np.zeros(NUM_ENVS, bool) for key in ("terminated", "truncated")}
     reward = np.zeros(NUM_ENVS, np.float32)
     first = np.ones(NUM_ENVS, bool)

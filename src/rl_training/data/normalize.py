@@ -37,13 +37,10 @@ class RunningMeanStd:
         batch_mean = np.add.reduce(batch, 0, np.float64) / size
         deviation = batch - batch_mean
         deviation *= deviation
-        self._merge(batch_mean, np.add.reduce(deviation, 0), size)
-
-    def _merge(self, mean: Array, squares: Array, count: float) -> None:
-        total = self.count + count
-        delta = mean - self.mean
-        self.mean = self.mean + delta * (count / total)
-        self._squares = self._squares + squares + delta * delta * (self.count * count / total)
+        total = self.count + size
+        delta = batch_mean - self.mean
+        self.mean = self.mean + delta * (size / total)
+        self._squares = self._squares + np.add.reduce(deviation, 0) + delta * delta * (self.count * size / total)
         self.count = total
 
     def state_dict(self) -> State:
@@ -70,7 +67,7 @@ class Normalizer:
         self, space: gym.Space, num_envs: int, *, observation: bool = True, reward: bool = True, gamma: float = 0.99
     ) -> None:
         self.gamma = gamma
-        self._obs = {key: _Scaler(child.shape) for key, child in _float_boxes(space).items()} if observation else {}
+        self._obs = {key: _Scaler(child.shape) for key, child in float_boxes(space).items()} if observation else {}
         self._reward = RunningMeanStd() if reward else None
         self._returns = np.zeros(num_envs, np.float64)  # [N] R of the current episodes
 
@@ -169,11 +166,11 @@ def _clip(value: Array) -> Array:
     return value
 
 
-def _float_boxes(space: gym.Space) -> dict[str, gym.Space]:
+def float_boxes(space: gym.Space) -> dict[str, gym.Space]:
+    """The Box spaces of floats in a Dict space, by key, or the space itself with the key ""."""
     children = space.spaces if isinstance(space, spaces.Dict) else {"": space}
     return {key: c for key, c in children.items() if isinstance(c, spaces.Box) and np.issubdtype(c.dtype, np.floating)}
 
 
 def _limits(space: gym.Space) -> gym.Space:
-    is_float = isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating)
-    return spaces.Box(-float(LIMIT), float(LIMIT), space.shape, np.float32) if is_float else space
+    return spaces.Box(-float(LIMIT), float(LIMIT), space.shape, np.float32) if float_boxes(space) else space

@@ -86,7 +86,7 @@ class Replay:
         env = self._envs
         if "live" in step:
             env = np.flatnonzero(step["live"])
-            step = {key: tree_map(lambda x: x[env], value) for key, value in step.items() if key != "live"}
+            step = {key: tree_map(lambda x: x[env], step[key]) for key in (*self.fields, "next_obs")}
         self._begin(step, env)
         place = self._place(env)
         for name, column in self.columns.items():

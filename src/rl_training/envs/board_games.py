@@ -23,7 +23,7 @@ OPPONENTS = ("random", "perfect", "mcts")
 Opponent: TypeAlias = Callable[[int, int, np.random.Generator], int]  # (own stones, the other's, randomness) -> action
 
 
-class Rules(NamedTuple):
+class GameRules(NamedTuple):
     """`line` stones in a row win. With gravity an action is a column, without it a cell in reading order."""
 
     rows: int
@@ -32,11 +32,11 @@ class Rules(NamedTuple):
     gravity: bool
 
 
-def num_actions(rules: Rules) -> int:
+def num_actions(rules: GameRules) -> int:
     return rules.columns if rules.gravity else rules.rows * rules.columns
 
 
-def landing(rules: Rules, occupied: int, action: int) -> int:
+def landing(rules: GameRules, occupied: int, action: int) -> int:
     """The bit that an action's stone takes; 0 where the action is illegal."""
     height = rules.rows + 1
     if rules.gravity:
@@ -47,7 +47,7 @@ def landing(rules: Rules, occupied: int, action: int) -> int:
     return (1 << (column * height + rules.rows - 1 - row)) & ~occupied
 
 
-def has_line(rules: Rules, stones: int) -> bool:
+def has_line(rules: GameRules, stones: int) -> bool:
     height = rules.rows + 1
     for shift in (1, height - 1, height, height + 1):  # upwards, and to the right: downwards, level, upwards
         run = stones
@@ -58,24 +58,24 @@ def has_line(rules: Rules, stones: int) -> bool:
     return False
 
 
-def legal_actions(rules: Rules, occupied: int) -> list[int]:
+def legal_actions(rules: GameRules, occupied: int) -> list[int]:
     return [action for action in range(num_actions(rules)) if landing(rules, occupied, action)]
 
 
-def cells(rules: Rules) -> Array:
+def cells(rules: GameRules) -> Array:
     """The bit of every cell [rows, columns]; row 0 is the top one."""
     free = rules._replace(gravity=False)
     bits = [landing(free, 0, action) for action in range(num_actions(free))]
     return np.array(bits, np.int64).reshape(rules.rows, rules.columns)
 
 
-def random_move(rules: Rules, own: int, other: int, rng: np.random.Generator) -> int:
+def random_move(rules: GameRules, own: int, other: int, rng: np.random.Generator) -> int:
     actions = legal_actions(rules, own | other)
     return actions[rng.integers(len(actions))]
 
 
 @functools.cache
-def solve(rules: Rules, own: int, other: int) -> tuple[int, tuple[int, ...]]:
+def solve(rules: GameRules, own: int, other: int) -> tuple[int, tuple[int, ...]]:
     """(value for the player to move: 1, 0 or -1; all moves that reach it), by minimax."""
     if has_line(rules, other):
         return -1, ()
@@ -86,7 +86,7 @@ def solve(rules: Rules, own: int, other: int) -> tuple[int, tuple[int, ...]]:
     return best, tuple(action for action, value in values.items() if value == best)
 
 
-def perfect_move(rules: Rules, own: int, other: int, rng: np.random.Generator) -> int:
+def perfect_move(rules: GameRules, own: int, other: int, rng: np.random.Generator) -> int:
     """Any of the best moves, so that games differ."""
     actions = solve(rules, own, other)[1]
     return actions[rng.integers(len(actions))]
@@ -104,7 +104,7 @@ class BoardGame(gym.Env):
     """
 
     metadata = {"render_modes": ["ansi"], "render_fps": 1}  # noqa: RUF012  as gym.Env declares it
-    rules: ClassVar[Rules]
+    rules: ClassVar[GameRules]
 
     def __init__(self, opponent: str | None = None, rollouts: int = 1000, render_mode: str | None = None) -> None:
         rules = self.rules
@@ -204,11 +204,11 @@ class BoardGame(gym.Env):
 
 
 class TicTacToe(BoardGame):
-    rules = Rules(rows=3, columns=3, line=3, gravity=False)
+    rules = GameRules(rows=3, columns=3, line=3, gravity=False)
 
 
 class ConnectFour(BoardGame):
-    rules = Rules(rows=6, columns=7, line=4, gravity=True)
+    rules = GameRules(rows=6, columns=7, line=4, gravity=True)
 
 
 for _game in (TicTacToe, ConnectFour):

@@ -11,7 +11,7 @@ import numba
 import numpy as np
 
 from rl_training.envs import board_games
-from rl_training.envs.board_games import Rules
+from rl_training.envs.board_games import GameRules
 from rl_training.types import Array
 
 # Compiled anew in every process (3 s): numba's cache would miss a change of the rules, which stand in another file.
@@ -20,7 +20,7 @@ landing = compiled(board_games.landing)
 has_line = compiled(board_games.has_line)
 
 
-def mcts_move(rules: Rules, rollouts: int, own: int, other: int, rng: np.random.Generator) -> int:
+def mcts_move(rules: GameRules, rollouts: int, own: int, other: int, rng: np.random.Generator) -> int:
     """The most visited move after `rollouts` playouts."""
     full = int(board_games.cells(rules).sum())
     num_actions = board_games.num_actions(rules)
@@ -29,7 +29,7 @@ def mcts_move(rules: Rules, rollouts: int, own: int, other: int, rng: np.random.
 
 
 @compiled
-def search(rules: Rules, full: int, num_actions: int, own: int, other: int, rollouts: int, random: Array) -> Array:
+def search(rules: GameRules, full: int, num_actions: int, own: int, other: int, rollouts: int, random: Array) -> Array:
     """Visits [A] of the root's moves. A node's score is that of the player who moved there: 1, 1/2 or 0 a playout."""
     children = np.zeros((rollouts + 1, num_actions), np.int64)  # node 0 is the root: as a child it means none
     visits = np.zeros(rollouts + 1, np.int64)
@@ -61,7 +61,9 @@ def search(rules: Rules, full: int, num_actions: int, own: int, other: int, roll
 
 
 @compiled
-def select(rules: Rules, occupied: int, children: Array, visits: Array, score: Array, total: int, random: Array) -> int:
+def select(
+    rules: GameRules, occupied: int, children: Array, visits: Array, score: Array, total: int, random: Array
+) -> int:
     """One of the legal moves not yet tried, at random; with none left UCB1: the highest mean + sqrt(2 ln N / n)."""
     highest, chosen, untried = -1.0, -1, 0
     for action in range(len(children)):
@@ -80,7 +82,7 @@ def select(rules: Rules, occupied: int, children: Array, visits: Array, score: A
 
 
 @compiled
-def playout(rules: Rules, full: int, num_actions: int, own: int, other: int, random: Array) -> float:
+def playout(rules: GameRules, full: int, num_actions: int, own: int, other: int, random: Array) -> float:
     """Play at random to the end; 1, 1/2 or 0 for the player to move (own)."""
     mine, theirs, won = own, other, 1.0
     while mine | theirs != full:

@@ -51,7 +51,7 @@ def over_tasks(each: Mapping[str, Metrics]) -> Metrics:
 
 def recent(runner: EnvRunner) -> Metrics:
     """Means over the episodes finished of late; NaN before the first."""
-    returns, lengths = runner.recent_returns, runner.recent_lengths
+    returns, lengths = runner.statistics.recent_returns, runner.statistics.recent_lengths
     return {
         "train_return_mean": fmean(returns) if returns else math.nan,
         "train_length_mean": fmean(lengths) if lengths else math.nan,

@@ -9,7 +9,8 @@ import numpy as np
 
 from rl_training.algorithms.base import Algorithm
 from rl_training.data.normalize import Normalizer
-from rl_training.envs.runner import Act, zero_rows
+from rl_training.data.recurrent import reset_rows
+from rl_training.envs.runner import Act
 from rl_training.envs.spaces import ObservationLayout
 from rl_training.types import Array, Memory, Observation
 
@@ -34,13 +35,13 @@ class Policy:
     def reset(self, rows: Array | None = None) -> None:
         """Forget what a recurrent policy remembers: call it where an episode begins. rows: of these environments only,
         as a mask [N] or their numbers."""
-        self.memory = {} if rows is None else zero_rows(self.memory, rows)
+        self.memory = {} if rows is None else reset_rows(self.memory, rows)
 
     def act(self, obs: Any, *, deterministic: bool = True) -> Any:
         """The action for one observation, or actions [N, ...] for observations [N, ...]."""
         batch, single = self._batch(obs)
         decision = self._act(batch, self.memory, explore=not deterministic, rng=self.rng)
-        self.memory = decision.memory or {}
+        self.memory = decision.memory
         action = self.to_env(decision.action)
         return action[0] if single else action
 

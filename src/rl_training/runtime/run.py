@@ -13,7 +13,7 @@ from typing import Any, Literal
 import torch
 
 from rl_training.config import InputError, TrainConfig
-from rl_training.envs.checks import EnvironmentFault
+from rl_training.envs.episodes import EnvironmentFault
 from rl_training.envs.runner import EnvRunner
 from rl_training.envs.tasks import make_tasks, spaces_to_json
 from rl_training.runtime.callbacks import Callback, build_callbacks, name_callbacks
