@@ -237,15 +237,16 @@ def cartpole(backend: str, seed: int) -> EnvRunner:
 def test_memory_survives_a_checkpoint(backend: str, kind: str, tmp_path: Path) -> None:
     """In the middle of episodes, and on a vector environment in the middle of a delayed reset."""
 
+    act = StepCounter(kind)
+
     def played(runner: EnvRunner) -> list[Any]:
-        return [tree_map(np.array, runner.step(StepCounter(kind))) for _ in range(9)]
+        return [tree_map(lambda x: torch.as_tensor(x).clone().numpy(), runner.step(act)) for _ in range(9)]
 
     runner = cartpole(backend, 3)
     for _ in range(4 if backend == "vector" else 2):
-        runner.step(StepCounter(kind))
-    path = save_checkpoint(
-        tmp_path / "checkpoint", state={"runner": runner.state_dict()}, config={}, info={"global_step": 0}
-    )
+        runner.step(act)
+    state = {"runner": runner.state_dict()}
+    path = save_checkpoint(tmp_path / "checkpoint", state=state, config={}, info={"global_step": 0})
     restored = cartpole(backend, 99)
     restore_part(load_checkpoint(path), "runner", restored)
     assert counts(restored.memory) == counts(runner.memory) == [4 if backend == "vector" else 2] * 2
