@@ -15,7 +15,7 @@ from torch import Tensor
 
 Array: TypeAlias = np.ndarray
 Observation: TypeAlias = np.ndarray | dict[str, np.ndarray]  # [N, ...]; a dict where the space is a Dict or Tuple
-Step: TypeAlias = dict[str, Any]  # one step of N environments, numpy arrays [N, ...]
+Step: TypeAlias = dict[str, Any]  # one step of N environments, numpy arrays [N, ...]; its memory may be tensors
 Batch: TypeAlias = dict[str, Any]  # rollout [T, N, ...], transitions [B, ...], sequences [B, T, ...]; tensors
 BoxActions: TypeAlias = Literal["clip", "scale"]  # how a policy's Box actions become the environment's: see action_map
 Metrics: TypeAlias = dict[str, float]
