@@ -310,7 +310,7 @@ def test_acting() -> None:
     np.testing.assert_allclose(explored.action, policy.sample(noise).detach(), atol=1e-6)
     calm = sac.act(obs, {}, explore=False, rng=np.random.default_rng(3))
     np.testing.assert_allclose(calm.action, policy.mean.tanh().detach(), atol=1e-6)
-    assert calm.memory is None
+    assert calm.memory == {}
     assert calm.extras == {}
     sampling = make_sac(deterministic_eval=False).act(obs, {}, explore=False, rng=np.random.default_rng(3))
     np.testing.assert_array_equal(sampling.action, explored.action)

@@ -24,9 +24,9 @@ def check_memory(memory: Any, num_envs: int) -> Memory:
             "or empty where there is none"
         )
     for key, value in memory.items():
-        shape = value.shape if isinstance(value, np.ndarray | Tensor) else None
-        if shape is None or shape[:1] != (num_envs,):
-            got = f"type {type(value).__name__}" if shape is None else f"shape {tuple(shape)}"
+        known = isinstance(value, np.ndarray | Tensor)
+        if not known or value.shape[:1] != (num_envs,):
+            got = f"shape {tuple(value.shape)}" if known else f"type {type(value).__name__}"
             raise InputError(f"memory {key!r} should be an array with {num_envs} rows, one for each environment: {got}")
     return memory
 
