@@ -15,7 +15,7 @@ def noted(runner: Any) -> list[Any]:
 
     def stepping(*args: Any, **kwargs: Any) -> Any:
         result = step(*args, **kwargs)
-        found.extend(runner.finished)
+        found.extend(runner.statistics.finished)
         return result
 
     runner.step = stepping

@@ -11,6 +11,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
+from rl_training.data.fields import step_fields
 from rl_training.data.rollout import Rollout
 from rl_training.types import Array, Spaces, Step
 
@@ -117,7 +118,7 @@ class ProbeRunner:
         self.obs = np.stack([env.reset(seed=seed + i)[0] for i, env in enumerate(envs)])
 
     def step(self, algorithm: Any) -> Step:
-        decision = algorithm.act(self.obs, None, explore=True, rng=self.rng)
+        decision = algorithm.act(self.obs, {}, explore=True, rng=self.rng)
         next_obs, reward, terminated, truncated, _ = zip(
             *[env.step(action) for env, action in zip(self.envs, decision.action, strict=True)], strict=True
         )
@@ -136,13 +137,19 @@ class ProbeRunner:
         return step
 
     def train(self, algorithm: Any, updates: int) -> dict[str, float]:
-        rollout, metrics = Rollout(algorithm.hp.num_steps, len(self.envs)), {}
+        rollout, metrics = empty_rollout(algorithm, self.spaces, algorithm.hp.num_steps, len(self.envs)), {}
         for _ in range(updates):
             rollout.reset()
             while not rollout.full:
                 rollout.add(self.step(algorithm))
             metrics = algorithm.update(rollout)
         return metrics
+
+
+def empty_rollout(algorithm: Any, spaces: Spaces, num_steps: int, num_envs: int) -> Rollout:
+    fields = step_fields(spaces, algorithm.extra_fields())
+    del fields["first"]  # steps are made here without it
+    return Rollout(num_steps, num_envs, fields)
 
 
 def random_observation(space: gym.Space, num_envs: int, rng: np.random.Generator) -> Any:
@@ -157,10 +164,10 @@ def random_observation(space: gym.Space, num_envs: int, rng: np.random.Generator
 
 def random_rollout(algorithm: Any, spaces: Spaces, *, num_steps: int, num_envs: int, seed: int = 0) -> Rollout:
     """A full rollout of random observations and rewards, acted upon by the algorithm."""
-    rng, rollout = np.random.default_rng(seed), Rollout(num_steps, num_envs)
+    rng, rollout = np.random.default_rng(seed), empty_rollout(algorithm, spaces, num_steps, num_envs)
     while not rollout.full:
         obs = random_observation(spaces.observation, num_envs, rng)
-        decision = algorithm.act(obs, None, explore=True, rng=rng)
+        decision = algorithm.act(obs, {}, explore=True, rng=rng)
         rollout.add(
             {
                 "obs": obs,

@@ -33,7 +33,7 @@ def make_runner(backend, env_id="ALE/Breakout-v5", training=True, num_envs=1, fr
 
 def random_act(num_actions, num_envs=1):
     def act(obs, memory, *, explore, rng):
-        return Decision(rng.integers(num_actions, size=num_envs), None, {})
+        return Decision(rng.integers(num_actions, size=num_envs), {}, {})
 
     return act
 

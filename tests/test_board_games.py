@@ -466,7 +466,7 @@ def test_the_factory_knows_the_ids_and_numba_waits_until_it_is_needed():
 
 def legal_play(obs, memory, *, explore, rng):
     scores = rng.random(obs["action_mask"].shape) * obs["action_mask"]
-    return Decision(scores.argmax(axis=1), None, {})
+    return Decision(scores.argmax(axis=1), {}, {})
 
 
 def make_runner(env_id, kwargs, seed=0):

@@ -177,7 +177,7 @@ def test_greedy_actions_are_those_of_the_model(spaces: Spaces, dueling: bool) ->
         is_dict = isinstance(samples[0], dict)
         obs = {k: np.stack([s[k] for s in samples]) for k in samples[0]} if is_dict else np.stack(samples)
         tensors = {k: torch.from_numpy(x) for k, x in obs.items()} if is_dict else torch.from_numpy(obs)
-        decision = dqn.act(obs, None, explore=False, rng=rng)
+        decision = dqn.act(obs, {}, explore=False, rng=rng)
         with torch.no_grad():
             np.testing.assert_array_equal(decision.action, dqn.model(tensors).argmax(1))
         perturb(dqn.model, 0.3)
@@ -382,7 +382,7 @@ def test_every_environment_tosses_a_coin_of_its_own(epsilon: float) -> None:
     dqn = make_dqn(TABLE, hidden_sizes=(), epsilon=epsilon, learning_starts=0)
     set_table(dqn.model, Q)
     rng, obs = np.random.default_rng(0), np.array([0, 1, 2, 3] * 10)
-    actions = np.stack([dqn.act(obs, None, explore=True, rng=rng).action for _ in range(2500)])  # 100,000 draws
+    actions = np.stack([dqn.act(obs, {}, explore=True, rng=rng).action for _ in range(2500)])  # 100,000 draws
     other = actions != Q.argmax(1).numpy()[obs]
     p = epsilon * 2 / 3  # a random action may be the best one
     assert abs(other.mean() - p) <= 5 * math.sqrt(p * (1 - p) / other.size)
@@ -402,7 +402,7 @@ def test_evaluation_has_an_epsilon_of_its_own() -> None:
     for eval_epsilon in (0.0, 0.3):
         dqn = make_dqn(TABLE, hidden_sizes=(), epsilon=1.0, eval_epsilon=eval_epsilon)
         set_table(dqn.model, Q)
-        action = dqn.act(obs, None, explore=False, rng=np.random.default_rng(0)).action
+        action = dqn.act(obs, {}, explore=False, rng=np.random.default_rng(0)).action
         p = eval_epsilon * 2 / 3
         assert abs((action != best).mean() - p) <= 5 * math.sqrt(p * (1 - p) / 1000)
 

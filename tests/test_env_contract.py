@@ -29,8 +29,8 @@ from rl_training.envs.factory import (
     registered,
     split_env_kwargs,
 )
-from rl_training.envs.runner import RECENT, EnvRunner, FinishedEpisode, action_map
-from rl_training.envs.spaces import model_space
+from rl_training.envs.runner import RECENT, EnvRunner, FinishedEpisode
+from rl_training.envs.spaces import action_map, model_space
 from rl_training.types import Decision
 
 # (obs, action, reward, ended, next_obs), obs being (episode, step); the action is (episode + step) % 5.
@@ -74,7 +74,7 @@ BACKENDS = {
 
 
 def act(obs, memory, *, explore, rng):
-    return Decision(obs.sum(axis=1).astype(np.int64) % 5, None, {})
+    return Decision(obs.sum(axis=1).astype(np.int64) % 5, {}, {})
 
 
 def constant(action):
@@ -111,7 +111,7 @@ def test_stream_is_the_same_on_every_backend(backend, ends):
     assert live_steps == len(streams[0]) + len(streams[1])
     assert [e for e in finished if e.env == 0][:2] == [FinishedEpisode(0, 63.0, 3), FinishedEpisode(0, 66.0, 3)]
     assert [e for e in finished if e.env == 1][:2] == [FinishedEpisode(1, 31.0, 2), FinishedEpisode(1, 33.0, 2)]
-    assert list(runner.recent_returns) == [e.episode_return for e in finished]
+    assert list(runner.statistics.recent_returns) == [e.episode_return for e in finished]
 
 
 def test_only_the_delayed_reset_has_dead_rows():
@@ -183,7 +183,8 @@ def test_a_runner_keeps_no_more_episodes_than_it_shows():
     runner = EnvRunner(BACKENDS["sync"](counters("terminated")), seed=0)
     for _ in range(400):
         runner.step(act)
-    held = [value for value in vars(runner).values() if isinstance(value, list | deque)]
+    parts = vars(runner) | vars(runner.statistics)
+    held = [value for value in parts.values() if isinstance(value, list | deque)]
     assert max(map(len, held)) <= RECENT
 
 
@@ -309,7 +310,7 @@ def test_an_action_that_lasts_is_several_steps_of_the_environment():
     for action in (0, 1):
         step = runner.step(constant([action] * VECTOR_PAYS_FROM))
     assert step["truncated"][0], "the limit counts the agent's steps"
-    assert runner.finished[0][1:] == (12, 4)
+    assert runner.statistics.finished[0][1:] == (12, 4)
 
 
 def test_an_action_lasts_no_longer_than_its_episode():

@@ -7,9 +7,10 @@ import pytest
 from gymnasium import spaces
 
 from envs_for_tests import RandomWalk, noted
+from rl_training.data.batch import tree_map
+from rl_training.data.normalize import Normalizer
 from rl_training.envs import episodes
 from rl_training.envs.factory import make_envs
-from rl_training.envs.normalize import Normalizer
 from rl_training.envs.runner import EnvRunner
 from rl_training.types import Decision
 
@@ -49,14 +50,12 @@ def random_act(space):
 
 def collect(runner, steps):
     act = random_act(runner.spaces.action)
-    return [{key: np.array(value) for key, value in runner.step(act).items()} for _ in range(steps)]
+    return [tree_map(np.array, runner.step(act)) for _ in range(steps)]
 
 
 def assert_same(one, other):
     for mine, theirs in zip(one, other, strict=True):
-        assert mine.keys() == theirs.keys()
-        for key in mine:
-            assert np.array_equal(mine[key], theirs[key]), key
+        np.testing.assert_equal(mine, theirs)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -68,7 +67,7 @@ def test_a_restored_runner_continues_bit_for_bit(case, tmp_path, monkeypatch):
     state = runner.state_dict()
     finished = noted(runner)
     uninterrupted = collect(runner, steps)
-    returns = list(runner.recent_returns)
+    returns = list(runner.statistics.recent_returns)
     runner.close()
 
     restored = make_runner(env_id, kwargs, seed=99)
@@ -76,7 +75,7 @@ def test_a_restored_runner_continues_bit_for_bit(case, tmp_path, monkeypatch):
     assert restored.not_restored == []
     again = noted(restored)
     assert_same(collect(restored, steps), uninterrupted)
-    assert list(restored.recent_returns) == returns
+    assert list(restored.statistics.recent_returns) == returns
     assert again == finished
     restored.close()
 

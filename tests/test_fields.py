@@ -29,10 +29,10 @@ def steps(count: int = 3) -> list[Step]:
     return [{key: np.array(value) for key, value in step.items()} for step in islice(stream(2), count)]
 
 
-def holders(first: Step, *, declared: bool = True) -> list[Any]:
-    """A rollout and a replay; the fields are those of `first`, or of the first step that the rollout is given."""
-    fields = fields_of(first)
-    return [Rollout(8, 2, fields if declared else None), Replay(8, 2, fields)]
+def holders(first: Step | None = None) -> list[Any]:
+    """A rollout and a replay, whose fields are those of `first`."""
+    fields = fields_of(first or steps(1)[0])
+    return [Rollout(8, 2, fields), Replay(8, 2, fields)]
 
 
 @pytest.mark.parametrize("declared", [True, False])
@@ -108,7 +108,7 @@ def played(algorithm: Any) -> Step:
     if "action_mask" in arrays:
         arrays["action_mask"][:] = 1
     obs = arrays if isinstance(space, Dict) else arrays[""]
-    decision = algorithm.act(obs, None, explore=True, rng=np.random.default_rng(0))
+    decision = algorithm.act(obs, {}, explore=True, rng=np.random.default_rng(0))
     flags = {key: np.zeros(NUM_ENVS, bool) for key in ("terminated", "truncated")}
     reward = np.zeros(NUM_ENVS, np.float32)
     first = np.ones(NUM_ENVS, bool)
@@ -131,9 +131,9 @@ def test_the_guard_on_memory_knows_what_will_be_allocated(case: str, monkeypatch
     algorithm = build(case, buffer_capacity=1000)
     replay = algorithm.make_replay(NUM_ENVS)
     replay.add(played(algorithm))
-    monkeypatch.setattr(replay_based, "usable_memory", lambda: allocated(replay))
+    monkeypatch.setattr(replay_based, "usable_bytes", lambda: allocated(replay))
     algorithm.make_replay(NUM_ENVS)
-    monkeypatch.setattr(replay_based, "usable_memory", lambda: allocated(replay) - 1)
+    monkeypatch.setattr(replay_based, "usable_bytes", lambda: allocated(replay) - 1)
     with pytest.raises(InputError, match="1,000 steps take"):
         algorithm.make_replay(NUM_ENVS)
 

@@ -19,7 +19,7 @@ LITTLE = 64 * 2**20
 
 @pytest.fixture
 def little_memory(monkeypatch):
-    monkeypatch.setattr(limits, "usable_memory", lambda: LITTLE)
+    monkeypatch.setattr(limits, "usable_bytes", lambda: LITTLE)
 
 
 def refusal(tmp_path, algo, config=None, **kwargs) -> str:
@@ -101,7 +101,7 @@ def test_networks_are_counted_with_gradient_and_optimizer(monkeypatch):
     """A layer of 1000 x 1000 has 1,001,000 parameters: four times 4 bytes of each are 16,016,000 bytes."""
     hp = ALGORITHMS["ppo"].recipe.hyperparameters()
     for there, fits in ((16_016_000, True), (16_015_999, False)):
-        monkeypatch.setattr(limits, "usable_memory", lambda there=there: there)
+        monkeypatch.setattr(limits, "usable_bytes", lambda there=there: there)
         try:
             with networks_within_memory(hp, torch.device("cpu")):
                 nn.Linear(1000, 1000)
@@ -109,7 +109,7 @@ def test_networks_are_counted_with_gradient_and_optimizer(monkeypatch):
             assert not fits
         else:
             assert fits
-    monkeypatch.setattr(limits, "usable_memory", lambda: 10)
+    monkeypatch.setattr(limits, "usable_bytes", lambda: 10)
     nn.Linear(1000, 1000)  # nothing is counted any more
     with pytest.raises(RuntimeError, match="shapes"), networks_within_memory(hp, torch.device("cpu")):
         torch.zeros(2, 3) @ torch.zeros(2, 3)

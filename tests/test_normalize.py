@@ -8,10 +8,9 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from envs_for_tests import CounterEnv
-from rl_training.data.statistics import RunningMeanStd
+from rl_training.data.normalize import Normalizer, RunningMeanStd
 from rl_training.envs.backends import SyncEnvs, VectorEnvs
 from rl_training.envs.episodes import Episodes
-from rl_training.envs.normalize import Normalizer
 from rl_training.envs.runner import EnvRunner
 from rl_training.types import Decision
 
@@ -121,7 +120,7 @@ def test_state_survives_and_other_parts_are_refused():
 
 
 def stay(obs, memory, *, explore, rng):
-    return Decision(np.zeros(2, np.int64), None, {})
+    return Decision(np.zeros(2, np.int64), {}, {})
 
 
 def runner_of(backend, training=True, normalizer=None):
@@ -150,7 +149,7 @@ def test_successor_and_next_observation_share_their_statistics():
         step = runner.step(stay)
         goes_on = ~(step["terminated"] | step["truncated"])
         assert np.array_equal(step["next_obs"][goes_on], runner.obs[goes_on])
-        assert runner.finished == [] or not np.array_equal(step["next_obs"], runner.obs) or goes_on.all()
+        assert runner.statistics.finished == [] or not np.array_equal(step["next_obs"], runner.obs) or goes_on.all()
 
 
 def test_evaluation_uses_frozen_statistics_and_raw_rewards():

@@ -239,8 +239,8 @@ def test_planning_changes_nothing(algo: str, spaces: Spaces) -> None:
     rng = np.random.default_rng(0)
     for planner in (None, algorithm.target_planner):
         algorithm.plan(obs, temperature=0.7, num_simulations=9, rng=rng, planner=planner, **algorithm.exploration())
-    algorithm.act(obs, None, explore=True, rng=rng)
-    algorithm.act(obs, None, explore=False, rng=rng)
+    algorithm.act(obs, {}, explore=True, rng=rng)
+    algorithm.act(obs, {}, explore=False, rng=rng)
     assert algorithm.hp is hp
     assert algorithm.hp == dataclasses.replace(hp)
     after = algorithm.state_dict()
@@ -365,7 +365,7 @@ def test_only_legal_moves_are_played_and_learned(algo: str, temperature: float) 
     assert (legal.sum(1) == 1).any()
     rng = np.random.default_rng(0)
     for explore in (True, False):
-        decision = algorithm.act(obs, None, explore=explore, rng=rng)
+        decision = algorithm.act(obs, {}, explore=explore, rng=rng)
         assert legal[np.arange(200), decision.action].all()
         policy = decision.extras["policy"]
         assert (policy[~legal] == 0).all()
@@ -389,7 +389,7 @@ def test_acting_stores_what_learning_needs(algo: str) -> None:
     for spaces in (PLAIN, TORQUE):
         algorithm, obs = make(algo, spaces, num_simulations=6), observe(5)
         for act in (algorithm.act, algorithm.warm_up):
-            decision = act(obs, None, explore=True, rng=np.random.default_rng(0))
+            decision = act(obs, {}, explore=True, rng=np.random.default_rng(0))
             edges = 3 if spaces is PLAIN else SMALL["num_sampled_actions"]
             assert decision.extras["policy"].shape == (5, edges)
             assert decision.extras["root_value"].shape == (5,)

@@ -50,7 +50,7 @@ def learn(algo: str, env: Callable[[], gym.Env], *, steps: int = 250, **changes:
 def play(algorithm: Any, *obs: list[float]) -> Array:
     """Actions of a search without noise."""
     seen = np.array(obs, np.float32)
-    return algorithm.act(seen, None, explore=False, rng=np.random.default_rng(0)).action
+    return algorithm.act(seen, {}, explore=False, rng=np.random.default_rng(0)).action
 
 
 @torch.no_grad()

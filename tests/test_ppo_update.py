@@ -258,10 +258,10 @@ def test_evaluation_is_greedy_unless_told_otherwise() -> None:
     rng = np.random.default_rng(0)
     obs = rng.standard_normal((64, 4), dtype=np.float32)
     ppo = make_ppo()
-    greedy = [ppo.act(obs, None, explore=False, rng=rng).action for _ in range(2)]
+    greedy = [ppo.act(obs, {}, explore=False, rng=rng).action for _ in range(2)]
     np.testing.assert_array_equal(*greedy)
     ppo.hp = dataclasses.replace(ppo.hp, deterministic_eval=False)
-    assert (ppo.act(obs, None, explore=False, rng=rng).action != greedy[0]).any()
+    assert (ppo.act(obs, {}, explore=False, rng=rng).action != greedy[0]).any()
 
 
 def test_the_state_is_complete() -> None:
@@ -275,7 +275,7 @@ def test_the_state_is_complete() -> None:
     assert ppo.gradient_steps == copy.gradient_steps
     assert ppo.rng.bit_generator.state == copy.rng.bit_generator.state
     obs = np.ones((3, 4), np.float32)
-    decisions = [algorithm.act(obs, None, explore=True, rng=np.random.default_rng(3)) for algorithm in (ppo, copy)]
+    decisions = [algorithm.act(obs, {}, explore=True, rng=np.random.default_rng(3)) for algorithm in (ppo, copy)]
     np.testing.assert_array_equal(decisions[0].extras["value"], decisions[1].extras["value"])
     np.testing.assert_array_equal(decisions[0].action, decisions[1].action)
 

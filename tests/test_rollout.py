@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from rl_training.data.batch import flatten, minibatches
+from rl_training.data.fields import fields_of
 from rl_training.data.rollout import Rollout
 from rl_training.types import Array, Step
 
@@ -34,6 +35,10 @@ def make_step(k: int, num_envs: int, terminated: Any = (), truncated: Any = (), 
     }
 
 
+def make_rollout(num_steps: int, num_envs: int) -> Rollout:
+    return Rollout(num_steps, num_envs, fields_of(make_step(0, num_envs)))
+
+
 def next_values(rollout: Rollout) -> Array:
     """The value of an observation is its first number, so what a step led to can be read off."""
     _, _, after = rollout.ends()
@@ -42,7 +47,7 @@ def next_values(rollout: Rollout) -> Array:
 
 
 def test_rows_are_where_and_what_they_were() -> None:
-    rollout = Rollout(3, 2)
+    rollout = make_rollout(3, 2)
     for k in range(3):
         assert not rollout.full
         rollout.add(make_step(k, 2))
@@ -57,7 +62,7 @@ def test_rows_are_where_and_what_they_were() -> None:
 
 
 def test_the_arrays_of_a_step_may_be_reused() -> None:
-    rollout, step = Rollout(2, 1), make_step(0, 1, truncated=[0])
+    rollout, step = make_rollout(2, 1), make_step(0, 1, truncated=[0])
     rollout.add(step)
     for x in step.values():
         x[:] = 0
@@ -66,7 +71,7 @@ def test_the_arrays_of_a_step_may_be_reused() -> None:
 
 
 def test_next_values_come_from_the_next_row_or_from_the_ends() -> None:
-    rollout = Rollout(4, 3)
+    rollout = make_rollout(4, 3)
     rollout.add(make_step(0, 3))
     rollout.add(make_step(1, 3, terminated=[0], truncated=[1]))
     rollout.add(make_step(2, 3, terminated=[2], truncated=[2]))
@@ -79,7 +84,7 @@ def test_next_values_come_from_the_next_row_or_from_the_ends() -> None:
 
 
 def test_dead_rows_are_skipped_and_surplus_rows_dropped() -> None:
-    rollout = Rollout(3, 2)
+    rollout = make_rollout(3, 2)
     rollout.add(make_step(0, 2, truncated=[1]))
     rollout.add(make_step(1, 2, live=np.array([True, False])))
     rollout.add(make_step(2, 2, truncated=[0]))
@@ -93,7 +98,7 @@ def test_dead_rows_are_skipped_and_surplus_rows_dropped() -> None:
 
 
 def test_a_rollout_without_dead_rows_is_the_same_on_both_paths() -> None:
-    fast, slow = Rollout(5, 3), Rollout(5, 3)
+    fast, slow = make_rollout(5, 3), make_rollout(5, 3)
     for k in range(7):
         flags = {"terminated": [k % 3], "truncated": [(k + 1) % 3]}
         fast.add(make_step(k, 3, **flags))
@@ -106,7 +111,7 @@ def test_a_rollout_without_dead_rows_is_the_same_on_both_paths() -> None:
 
 
 def test_reset_forgets_all() -> None:
-    rollout = Rollout(2, 2)
+    rollout = make_rollout(2, 2)
     rollout.add(make_step(0, 2, live=np.array([True, False])))
     rollout.add(make_step(1, 2, truncated=[0, 1]))
     memory = rollout.arrays["obs"]
@@ -120,7 +125,7 @@ def test_reset_forgets_all() -> None:
 
 
 def test_all_terminated_at_the_end_needs_no_bootstrap() -> None:
-    rollout = Rollout(1, 2)
+    rollout = make_rollout(1, 2)
     rollout.add(make_step(0, 2, terminated=[0, 1]))
     assert rollout.ends()[2] == {}
     assert np.isfinite(next_values(rollout)).all()
@@ -128,11 +133,12 @@ def test_all_terminated_at_the_end_needs_no_bootstrap() -> None:
 
 @pytest.mark.parametrize("live", [{}, {"live": np.ones(2, bool)}])
 def test_observations_may_be_dicts(live: dict[str, Array]) -> None:
-    rollout = Rollout(2, 2)
-    for k in range(2):
-        step = make_step(k, 2, truncated=[0], **live)
+    steps = [make_step(k, 2, truncated=[0], **live) for k in range(2)]
+    for step in steps:
         for key in ("obs", "next_obs"):
             step[key] = {"x": step[key], "y": step[key].astype(np.uint8)[:, 0]}
+    rollout = Rollout(2, 2, fields_of(steps[0]))
+    for step in steps:
         rollout.add(step)
     assert rollout.batch["obs"]["x"].shape == (2, 2, 2)
     assert rollout.batch["obs"]["y"].dtype == torch.uint8

@@ -307,13 +307,13 @@ def test_acting() -> None:
     sac, obs = make_sac(), np.random.default_rng(0).standard_normal((5, 4)).astype(np.float32)
     policy = sac.actor(torch.from_numpy(obs))
     noise = np.random.default_rng(3).standard_normal((5, 2), dtype=np.float32)
-    explored = sac.act(obs, None, explore=True, rng=np.random.default_rng(3))
+    explored = sac.act(obs, {}, explore=True, rng=np.random.default_rng(3))
     np.testing.assert_allclose(explored.action, policy.sample(noise).detach(), atol=1e-6)
-    calm = sac.act(obs, None, explore=False, rng=np.random.default_rng(3))
+    calm = sac.act(obs, {}, explore=False, rng=np.random.default_rng(3))
     np.testing.assert_allclose(calm.action, policy.mean.tanh().detach(), atol=1e-6)
-    assert calm.memory is None
+    assert calm.memory == {}
     assert calm.extras == {}
-    sampling = make_sac(deterministic_eval=False).act(obs, None, explore=False, rng=np.random.default_rng(3))
+    sampling = make_sac(deterministic_eval=False).act(obs, {}, explore=False, rng=np.random.default_rng(3))
     np.testing.assert_array_equal(sampling.action, explored.action)
 
 
@@ -482,7 +482,7 @@ def test_one_update_moves_every_encoder(observation: gym.Space) -> None:
     shared = {p.data_ptr() for p in sac.actor.parameters()} & {p.data_ptr() for p in sac.critic.parameters()}
     assert not shared
     obs = tree_map(lambda x: x.numpy(), batch["obs"])
-    action = sac.act(obs, None, explore=True, rng=np.random.default_rng(0)).action
+    action = sac.act(obs, {}, explore=True, rng=np.random.default_rng(0)).action
     assert action.shape == (4, 2, 2)
     assert action.dtype == np.float32
 
@@ -497,5 +497,5 @@ def test_the_state_is_complete() -> None:
         algorithm.update(batch)
     assert not changed(sac.model, snapshot(other.model))
     obs = np.ones((1, 4), np.float32)
-    actions = [a.act(obs, None, explore=False, rng=np.random.default_rng(0)).action.tolist() for a in (sac, other)]
+    actions = [a.act(obs, {}, explore=False, rng=np.random.default_rng(0)).action.tolist() for a in (sac, other)]
     assert actions[0] == actions[1]

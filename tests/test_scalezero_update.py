@@ -15,8 +15,8 @@ from rl_training.acting.planner import Planner
 from rl_training.algorithms.scalezero import ScaleZero, ScaleZeroHyperparameters
 from rl_training.config import InputError
 from rl_training.data.fields import fields_of
+from rl_training.data.recurrent import reset_rows
 from rl_training.data.replay import Replay
-from rl_training.envs.runner import zero_rows
 from rl_training.types import Spaces
 
 TASKS = [Spaces(Box(-3, 3, (3,), np.float32), Discrete(2)), Spaces(Box(-3, 3, (2,), np.float32), Discrete(3))]
@@ -408,7 +408,7 @@ def test_acting_step_by_step_is_planning_from_the_whole_history(context):
         stir(algorithm.model)
         algorithm.players[1].refresh()
         if memory is not None and first.any():
-            memory = zero_rows(memory, first)
+            memory = reset_rows(memory, first)
         for env in np.flatnonzero(first):
             episodes[env] = ([], [])
         before = copy.deepcopy(memory)
@@ -613,7 +613,7 @@ def test_evaluation_searches_as_its_settings_say():
     player.plan = lambda obs, **numbers: seen.append(numbers) or original(obs, **numbers)
     obs = np.zeros((4, 2), np.float32)
     for explore in (True, False):
-        decision = algorithm.act(obs, None, explore=explore, rng=np.random.default_rng(0), task=1)
+        decision = algorithm.act(obs, {}, explore=explore, rng=np.random.default_rng(0), task=1)
         assert decision.extras["policy"].shape == (4, 3)
         assert decision.extras["root_value"].shape == (4,)
     names = ("temperature", "num_simulations", "root_exploration_fraction")

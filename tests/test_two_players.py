@@ -88,7 +88,7 @@ def test_the_return_is_that_of_who_moves_first():
     assert np.array(rewards).sum(0).tolist() == [1.0, 1.0, 1.0]  # each for who had just moved
     finished = [(episode.env, episode.length, episode.episode_return) for episode in episodes]
     assert finished == [(0, 1, 1.0), (1, 2, -1.0), (2, 5, 1.0)]
-    assert list(runner.recent_returns) == [1.0, -1.0, 1.0]
+    assert list(runner.statistics.recent_returns) == [1.0, -1.0, 1.0]
 
 
 def test_alternating_goes_on_after_a_restore():
@@ -98,14 +98,14 @@ def test_alternating_goes_on_after_a_restore():
     other = make_runner()
     other.load_state_dict(runner.state_dict())
     other.step(says_one_at(1, 1, 1))
-    assert list(other.recent_returns) == [-1.0] * 3
+    assert list(other.statistics.recent_returns) == [-1.0] * 3
 
 
 def test_with_one_player_rewards_add_up():
     runner = make_runner("SoloForTests-v0")
     runner.step(says_one_at(None, None, None))
     runner.step(says_one_at(1, 1, 1))
-    assert list(runner.recent_returns) == [1.0] * 3
+    assert list(runner.statistics.recent_returns) == [1.0] * 3
 
 
 @pytest.mark.parametrize("backend", ["sync", "async"])

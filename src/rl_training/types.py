@@ -15,12 +15,12 @@ from torch import Tensor
 
 Array: TypeAlias = np.ndarray
 Observation: TypeAlias = np.ndarray | dict[str, np.ndarray]  # [N, ...]; a dict where the space is a Dict or Tuple
-Step: TypeAlias = dict[str, Any]  # one step of N environments, numpy arrays [N, ...]
+Step: TypeAlias = dict[str, Any]  # one step of N environments, numpy arrays [N, ...]; its memory may be tensors
 Batch: TypeAlias = dict[str, Any]  # rollout [T, N, ...], transitions [B, ...], sequences [B, T, ...]; tensors
-BoxActions: TypeAlias = Literal["clip", "scale"]  # what a policy means by a Box action: see EnvRunner
+BoxActions: TypeAlias = Literal["clip", "scale"]  # how a policy's Box actions become the environment's: see action_map
 Metrics: TypeAlias = dict[str, float]
 Reports: TypeAlias = Mapping[str, float] | Mapping[str, list[Tensor]]  # of updates: means, or each one's on the device
-Memory: TypeAlias = dict[str, np.ndarray]  # recurrent state, arrays [N, ...]; empty where there is none
+Memory: TypeAlias = dict[str, np.ndarray | Tensor]  # recurrent state [N, ...]; {}: none. See data/recurrent.py
 History: TypeAlias = dict[str, Any]  # steps before B observations: obs and action [B, P, ...], the newest last, and
 #                                      length [B]: so many of the P there were, the others mean nothing
 State: TypeAlias = dict[str, Any]  # for checkpoints: nested dicts and lists of tensors, arrays, plain scalars
@@ -35,10 +35,10 @@ class Weights(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """What `act` returns."""
+    """What `act` returns. The memory is new: `act` does not change the arrays that it got."""
 
     action: Array  # [N, ...] in model space; EnvRunner maps it to the environment's own
-    memory: Memory | None  # handed back at the next step, zero where an episode begins; {} for memoryless policies
+    memory: Memory  # the next `act` gets it, with zeros in the rows where an episode begins; {} for memoryless policies
     extras: dict[str, Array]  # stored with the step: logprob, value | policy, root_value | ...
 
 

@@ -1,4 +1,4 @@
-"""What a step holds, declared: name, shape and dtype of every entry. Rollouts and replays allocate from it."""
+"""The declared entries of a step: name, shape and dtype. Rollouts and replays allocate their arrays from these."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from rl_training.types import Field, Fields, Spaces, Step
 
 FLAG = Field((), np.dtype(bool))
 NUMBER = Field((), np.dtype(np.float32))
+NO_COLUMNS = ("live", "memory")
 
 
 def field_of(space: gym.Space) -> Any:
-    """The field of a space as the model sees it; of a Dict, a dict of fields."""
+    """The field of a model's space; a dict of fields for a Dict space."""
     if isinstance(space, gym.spaces.Dict):
         return {key: field_of(part) for key, part in space.spaces.items()}
     whole = isinstance(space, gym.spaces.Discrete | gym.spaces.MultiDiscrete)
@@ -26,7 +27,7 @@ def field_of(space: gym.Space) -> Any:
 
 
 def step_fields(spaces: Spaces, extras: Mapping[str, Field]) -> Fields:
-    """The entries of a step that are stored: those of every step, and an algorithm's extras."""
+    """The stored entries of a step: those of every algorithm, and the extras of this one."""
     return {
         "obs": field_of(spaces.observation),
         "first": FLAG,
@@ -38,16 +39,20 @@ def step_fields(spaces: Spaces, extras: Mapping[str, Field]) -> Fields:
     }
 
 
+def stored_entries(step: Step) -> Step:
+    """The entries that become columns of a rollout or replay. `live`, `memory` and `next_*` do not."""
+    return {key: value for key, value in step.items() if key not in NO_COLUMNS and not key.startswith("next_")}
+
+
 def fields_of(step: Step) -> Fields:
-    """The entries that `step` holds, as if they had been declared."""
-    stored = {key: value for key, value in step.items() if key != "live" and not key.startswith("next_")}
-    fields: Fields = tree_map(lambda x: Field(x.shape[1:], x.dtype), stored)
+    """The fields that declare exactly what `step` holds."""
+    fields: Fields = tree_map(lambda x: Field(x.shape[1:], x.dtype), stored_entries(step))
     return fields
 
 
 def check_entries(step: Step, fields: Fields) -> None:
-    """An entry that is missing or was not declared is an error: it would be lost, or stay as it was a round ago."""
-    entries = {key for key in step if key != "live" and not key.startswith("next_")}
+    """Raise an InputError where an entry is missing or not declared. Its column would keep old values, or not exist."""
+    entries = stored_entries(step).keys()
     if entries == fields.keys():
         return
     declared = f"declared are {', '.join(sorted(fields))}"
@@ -58,7 +63,7 @@ def check_entries(step: Step, fields: Fields) -> None:
 
 
 def check_shapes(step: Step, fields: Fields, num_envs: int) -> None:
-    """Every entry has a row for each environment, of the shape that was declared."""
+    """Raise an InputError where an entry does not have the declared shape, with a row for each environment."""
     for path, declared in leaves(fields):
         value: Any = step
         for key in path:
@@ -69,7 +74,7 @@ def check_shapes(step: Step, fields: Fields, num_envs: int) -> None:
 
 
 def leaves(fields: Fields, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Field]]:
-    """Every field, and the keys that lead to it."""
+    """(the keys that lead to a field, the field) of all fields."""
     for key, field in fields.items():
         if isinstance(field, dict):
             yield from leaves(field, (*path, key))
@@ -78,5 +83,5 @@ def leaves(fields: Fields, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[s
 
 
 def num_bytes(fields: Fields) -> int:
-    """Of one row of every field."""
+    """The bytes of one row of all fields."""
     return sum(math.prod(field.shape) * field.dtype.itemsize for _, field in leaves(fields))

@@ -55,7 +55,7 @@ class Ring:
         env = self._envs
         if "live" in step:
             env = np.flatnonzero(step["live"])
-            step = {key: tree_map(lambda x: x[env], value) for key, value in step.items() if key != "live"}
+            step = {key: tree_map(lambda x: x[env], step[key]) for key in ("obs", *self.columns, "next_obs")}
         expired = self._begin_episodes(step, env)
         place = self.place_at_cursor(env)
         for name, column in self.columns.items():

@@ -1,4 +1,4 @@
-"""Experience of one policy, [T, N]: written in numpy, read as tensors that share its memory, then overwritten."""
+"""The transitions of one policy over T steps, written as NumPy arrays and read as tensors that share their memory."""
 
 from __future__ import annotations
 
@@ -9,31 +9,33 @@ import torch
 from torch import Tensor
 
 from rl_training.data.batch import tree_map
-from rl_training.data.fields import check_entries, check_shapes, fields_of
-from rl_training.types import Array, Batch, Field, Fields, Step
+from rl_training.data.fields import check_entries, check_shapes, leaves
+from rl_training.data.recurrent import select_rows
+from rl_training.types import Array, Batch, Fields, Memory, Step
 
 
 class Rollout:
     """`num_steps` transitions of each of `num_envs` environments.
 
-    Where an episode goes on, what step t led to is what step t + 1 started from. So of the `next_*` entries of a step
-    only the rows are kept that a bootstrap needs and nothing else holds, `ends`: truncated episodes and the last step.
+    Within an episode the next observation of step t is the observation of step t + 1, so it is not stored twice. The
+    rollout keeps `next_obs` and `next_memory` only at its `ends`, where a bootstrap needs them.
     """
 
-    def __init__(self, num_steps: int, num_envs: int, fields: Fields | None = None) -> None:
-        """fields: what every step holds; None: what the first one does."""
+    def __init__(self, num_steps: int, num_envs: int, fields: Fields) -> None:
+        """fields: the stored entries of every step."""
         self.num_steps, self.num_envs, self.fields = num_steps, num_envs, fields
-        self._entries: tuple[str, ...] = ()  # of the last step, which were those declared
-        self.arrays: dict[str, Any] = {}  # [T, N, ...]
-        self.batch: Batch = {}  # the same memory as tensors, valid until the rollout is written again
-        self._columns: list[tuple[Array, tuple[str, ...]]] = []
+        self._entries: tuple[str, ...] = ()  # of the last step that was checked
+        self.arrays: dict[str, Any] = tree_map(lambda f: np.zeros((num_steps, num_envs, *f.shape), f.dtype), fields)
+        self.batch: Batch = tree_map(torch.from_numpy, self.arrays)  # the same arrays [T, N, ...] as tensors
+        self._columns = [(_leaf(self.arrays, path), path) for path, _ in leaves(fields)]
         self.reset()
 
     def reset(self) -> None:
-        """Forget the rows; the memory stays."""
-        self._row = 0  # the cursor of all environments while none has had a dead row
-        self._cursor: Array | None = None  # [N] each environment's own, from its first dead row on
+        """Begin a new rollout in the same arrays."""
+        self._row = 0  # the next row of all environments, until a step has rows that are not live
+        self._cursor: Array | None = None  # [N] from then on, the next row of each environment
         self._ends: list[tuple[Array, Array, dict[str, Any]]] = []
+        self.start_memory: dict[str, Tensor] = {}  # [N, ...] before the first rows; {}: a memoryless policy
 
     @property
     def full(self) -> bool:
@@ -41,15 +43,12 @@ class Rollout:
         return (self._row if self._cursor is None else self._cursor.min()) >= self.num_steps
 
     def add(self, step: Step) -> None:
-        """Append the live rows of one step; rows of environments that are full are dropped."""
-        if self.fields is None:
-            self.fields = fields_of(step)
+        """Append the live rows of one step. Rows of environments that are full are dropped."""
         if tuple(step) != self._entries:
             check_entries(step, self.fields)
+            if not self._entries:
+                check_shapes(step, self.fields, self.num_envs)
             self._entries = tuple(step)
-        if not self._columns:
-            check_shapes(step, self.fields, self.num_envs)
-            self._allocate(self.fields)
         if self._cursor is None and "live" not in step:
             self._add_all(step)
         else:
@@ -62,6 +61,8 @@ class Rollout:
         for array, path in self._columns:
             array[t] = _leaf(step, path)
         self._row = t + 1
+        if t == 0 and "memory" in step:
+            self._keep_start(step["memory"], np.arange(self.num_envs))
         if t + 1 == self.num_steps or step["truncated"].any():
             ended = ~step["terminated"] if t + 1 == self.num_steps else step["truncated"] & ~step["terminated"]
             rows = np.flatnonzero(ended)
@@ -76,8 +77,17 @@ class Rollout:
         for array, path in self._columns:
             array[time, rows] = _leaf(step, path)[rows]
         self._cursor[rows] += 1
+        if "memory" in step:
+            self._keep_start(step["memory"], rows[time == 0])
         ended = (step["truncated"][rows] | (time + 1 == self.num_steps)) & ~step["terminated"][rows]
         self._keep_ends(step, time[ended], rows[ended])
+
+    def _keep_start(self, memory: Memory, rows: Array) -> None:
+        if len(rows):
+            for key, value in select_rows(memory, rows).items():
+                tensor = torch.as_tensor(value).detach()
+                start = self.start_memory.setdefault(key, tensor.new_zeros(self.num_envs, *tensor.shape[1:]))
+                start[torch.from_numpy(rows)] = tensor.to(start.device)
 
     def _keep_ends(self, step: Step, time: Array, rows: Array) -> None:
         if len(rows):
@@ -85,16 +95,20 @@ class Rollout:
             self._ends.append((time, rows, after))
 
     def ends(self) -> tuple[Array, Array, Batch]:
-        """(time [M], env [M], what came after those steps: tensors [M, ...] without the prefix `next_`)."""
+        """(time [M], env [M], what followed: tensors [M, ...] of the `next_*` entries, without the prefix).
+
+        These are the steps whose episode was truncated, and the last step of each environment. Where the episode
+        terminated, neither needs a bootstrap: they are left out.
+        """
         if not self._ends:
             return np.empty(0, np.int64), np.empty(0, np.int64), {}
         times, envs, after = zip(*self._ends, strict=True)
         return np.concatenate(times), np.concatenate(envs), _concatenate(after)
 
     def next_value(self, value: Tensor, end_value: Tensor) -> Tensor:
-        """[T, N] values of what each step led to, from those of where it started and those of `ends` [M].
+        """[T, N] values of the next observations, from the values [T, N] of the observations and those [M] of `ends`.
 
-        Meaningless where the episode terminated: there is no next state.
+        They are meaningless where an episode terminated: there is no next state.
         """
         next_value = torch.zeros_like(value)
         next_value[:-1] = value[1:]
@@ -102,18 +116,6 @@ class Rollout:
         place = torch.from_numpy(time * self.num_envs + env).to(value.device, non_blocking=True)
         next_value.view(-1)[place] = end_value
         return next_value
-
-    def _allocate(self, fields: Fields) -> None:
-        def column(path: tuple[str, ...], field: Any) -> Any:
-            if isinstance(field, dict):
-                return {key: column((*path, key), leaf) for key, leaf in field.items()}
-            assert isinstance(field, Field)
-            array = np.zeros((self.num_steps, self.num_envs, *field.shape), field.dtype)
-            self._columns.append((array, path))
-            return array
-
-        self.arrays = {key: column((key,), field) for key, field in fields.items()}
-        self.batch = tree_map(torch.from_numpy, self.arrays)
 
 
 def _leaf(step: Step, path: tuple[str, ...]) -> Array:
@@ -124,4 +126,4 @@ def _leaf(step: Step, path: tuple[str, ...]) -> Array:
 def _concatenate(trees: tuple[Any, ...]) -> Any:
     if isinstance(trees[0], dict):
         return {key: _concatenate(tuple(tree[key] for tree in trees)) for key in trees[0]}
-    return torch.from_numpy(np.concatenate(trees))
+    return torch.cat([torch.as_tensor(tree).detach() for tree in trees])

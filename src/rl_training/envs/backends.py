@@ -1,4 +1,4 @@
-"""The ways to step N environments, all under one contract: the true successor, then the observation to go on from."""
+"""Backends: different ways to step N environments, all with the interface of `Envs`."""
 
 from __future__ import annotations
 
@@ -15,37 +15,37 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 
 from rl_training.config import InputError
 from rl_training.data.state_check import StateMismatch, compare_state
-from rl_training.envs.checks import EnvironmentFault, raised, reset_problem
-from rl_training.envs.episodes import num_players_of
-from rl_training.envs.spaces import ObservationLayout, any_true, copied, put_rows, same_row
+from rl_training.envs.atari import LifeCounter
+from rl_training.envs.episodes import EnvironmentFault, num_players_of, raised, reset_problem
+from rl_training.envs.spaces import ObservationLayout, arrays_of, copied, put_rows, same_row
 from rl_training.envs.workers import Workers
 from rl_training.types import Array, Observation, State
 
 
 class EnvStep(NamedTuple):
-    """One step of N environments; the arrays stay valid until the step after the next."""
+    """One step of N environments. The arrays are valid until the step after the next."""
 
-    obs: Observation  # the start of the next step, after a reset where one happened
+    obs: Observation  # the observation for the next action; after a reset, the first one of the new episode
     reward: Array  # [N] float32
     terminated: Array  # [N] bool
     truncated: Array  # [N] bool
-    next_obs: Observation  # the true successor, before any reset; the same object as obs where they do not differ
-    first: Array  # [N] bool: obs begins an episode
-    episode_over: Array  # [N] bool: the whole game is over, which a lost life is not
-    live: Array | None  # [N] bool: False where the step was spent on a reset and is no transition; None: all are live
+    next_obs: Observation  # the result of the action, before any reset; the same object as `obs` where no row differs
+    first: Array  # [N] bool: `obs` is the first observation of an episode
+    episode_over: Array  # [N] bool: the whole game is over, not only a life
+    live: Array | None  # [N] bool: False where the environment only reset and ignored the action; None: all are True
 
 
 class Envs(ABC):
-    """N environments with one observation and action space, which start new episodes by themselves."""
+    """N environments with the same spaces. An environment whose episode ends is reset automatically."""
 
     env_id: str = ""
     num_envs: int
-    layout: ObservationLayout  # from the environment's own observations to arrays [N, ...]
-    single_observation_space: gym.Space  # as the model sees it: see spaces.model_space
-    single_action_space: gym.Space  # the environment's own
-    obs: Observation  # the observation that starts the next step
-    frame_stack: int = 1  # an observation's first axis holds so many of the newest frames
-    num_players: int = 1  # 2: both sides of a game are played here, in turns; see EnvRunner
+    layout: ObservationLayout  # converts the environment's observations to the model's
+    single_observation_space: gym.Space  # the model's: see `model_space`
+    single_action_space: gym.Space  # the environment's
+    obs: Observation  # the observation for the next action
+    frame_stack: int = 1  # the number of newest frames in the first axis of an observation
+    num_players: int = 1  # 2: two players act in turns; see EpisodeStatistics
 
     @abstractmethod
     def reset(self) -> Observation: ...
@@ -58,16 +58,22 @@ class Envs(ABC):
 
     @abstractmethod
     def load_state(self, state: State) -> list[int]:
-        """Continue from a state; gives the environments that could not be brought back and begin a new episode."""
+        """Load a state and return the environments that could not be restored. Those begin a new episode."""
 
     def close(self) -> None:
         return None
 
 
-class SyncEnvs(Envs):
-    """Gymnasium environments (each under `Episodes`) one after the other, in this process.
+def any_true(flags: Array) -> bool:
+    """flags.any() for a few flags [N] (measured for 8: 0.2 against 1.6 microseconds)."""
+    return 1 in flags.tobytes()
 
-    About as fast as SyncVectorEnv, but spends no step on a reset. Rows are written once, into buffers that take turns.
+
+class SyncEnvs(Envs):
+    """Steps Gymnasium environments one after the other, in this process. Each is wrapped in `Episodes`.
+
+    It is about as fast as SyncVectorEnv, but spends no step on a reset. Each observation is written once, into one of
+    two buffers that alternate.
     """
 
     def __init__(self, make: Sequence[Callable[[], gym.Env]]) -> None:
@@ -91,7 +97,7 @@ class SyncEnvs(Envs):
         return self.obs
 
     def _reset_one(self, index: int, write: Callable[[int, Any], None]) -> None:
-        obs, _ = self.envs[index].reset()  # an error in here names the environment
+        obs, _ = self.envs[index].reset()  # `Episodes` name the environment in their errors
         try:
             write(index, obs)
         except Exception as error:
@@ -111,9 +117,9 @@ class SyncEnvs(Envs):
                 truncated[index] = trunc
                 if term or trunc:
                     ended.append((index, info.get("episode_over", True)))
-        except InputError:  # `Episodes` name themselves
+        except InputError:  # from `Episodes`, which name the environment
             raise
-        except Exception as error:  # what they do not check at every step: a shape, or a reward that is no number
+        except Exception as error:  # not every step is checked there: a wrong shape, or a reward that is no number
             raise raised(f"environment {self.env_id!r}, number {index}", "step()", error) from error
         first = terminated | truncated
         next_obs, episode_over = obs, first
@@ -141,7 +147,7 @@ class SyncEnvs(Envs):
         states = check_state(state, "episodes", self)
         restored = [env.get_wrapper_attr("restore")(states) for env in self.envs]
         self.obs = self._buffers[0][0]
-        lost = write_restored(self.layout, self.obs, restored, state["obs"])
+        lost = write_rows(self.layout, self.obs, restored, state["obs"])
         for index in lost:
             self.layout.write(self.obs, index, self.envs[index].reset()[0])
         return lost
@@ -151,12 +157,11 @@ class SyncEnvs(Envs):
             env.close()
 
 
-EPISODE: State = {"seed": int, "episode": int, "actions": np.ndarray | None}  # what `Episodes.state` gives
+EPISODE: State = {"seed": int, "episode": int, "actions": np.ndarray | None}  # the pattern of `Episodes.state`
 
 
 def check_state(state: State, kind: str, envs: Envs, **more: Any) -> list[State]:
-    """The episodes of a saved state, which must come from the same kind and number of environments; `more`: what the
-    state holds beyond that, see compare_state."""
+    """The episodes of a saved state, after a check that it fits these environments. more: see compare_state."""
     saved, episodes = state.get("kind"), state.get("episodes")
     count = len(episodes) if isinstance(episodes, list) else 0
     if saved != kind or (kind == "episodes" and count != envs.num_envs):
@@ -168,12 +173,10 @@ def check_state(state: State, kind: str, envs: Envs, **more: Any) -> list[State]
     return list(state["episodes"])
 
 
-def write_restored(
-    layout: ObservationLayout, obs: Observation, restored: Sequence[Any], saved: Observation
-) -> list[int]:
-    """Write what replaying gave into obs; gives the environments where it is not what was saved."""
+def write_rows(layout: ObservationLayout, obs: Observation, rows: Sequence[Any], saved: Observation) -> list[int]:
+    """Write restored observations to `obs`. Return the environments where they are None or differ from the saved."""
     lost = []
-    for index, row in enumerate(restored):
+    for index, row in enumerate(rows):
         if row is not None:
             layout.write(obs, index, row)
         if row is None or not same_row(obs, saved, index):
@@ -181,29 +184,12 @@ def write_restored(
     return lost
 
 
-class LifeCounter:
-    """Ends the learner's episode where a life is lost; the game goes on (baselines' EpisodicLife, for batches).
-
-    The vector emulators' own episodic life will not do: ale_py's resets the whole game, so that only the first life is
-    ever played.
-    """
-
-    def __init__(self, num_envs: int) -> None:
-        self.lives = np.zeros(num_envs, np.int64)
-
-    def lost(self, lives: Array, over: Array) -> Array:
-        """Which environments lost a life and play on, given the lives left [N] and the games over [N]."""
-        # Some games show zero lives for a few frames before they are over; the true end follows.
-        lost: Array = (lives > 0) & (lives < self.lives) & ~over
-        self.lives = np.array(lives, np.int64)
-        return lost
-
-
 class VectorEnvs(Envs):
-    """Any Gymnasium VectorEnv, whatever its autoreset mode.
+    """Steps a Gymnasium VectorEnv of any autoreset mode.
 
-    seeds gives what the n-th `reset` is seeded with; `Episodes` as sub-environments have their own. restore says how
-    the state can be saved: by those `Episodes`, by the environment's plain attributes, or not at all.
+    `seeds` maps n to the seed of the n-th `reset`. It is None where the sub-environments are `Episodes`, which seed
+    themselves. `restore` is how the state is saved: by the `Episodes`, by the plain attributes of the environment, or
+    not at all.
     """
 
     def __init__(
@@ -219,17 +205,17 @@ class VectorEnvs(Envs):
         self.num_envs = env.num_envs
         self.mode = AutoresetMode(env.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP))
         space = env.single_observation_space
-        self._single_frame = single_frame  # drop the axis of a frame stack that is one frame deep
+        self._single_frame = single_frame  # drop the frame axis, which has length 1
         self.layout = ObservationLayout(_without_first_axis(space) if single_frame else space)
         self.single_observation_space = self.layout.space
         self.single_action_space = env.single_action_space
-        called = restore == "episodes"  # they may be in other processes
+        called = restore == "episodes"  # the sub-environments may be in other processes
         self.num_players = env.call("num_players")[0] if called else num_players_of(env)  # type: ignore[attr-defined]
         self._seeds = seeds
         self._starts = self._steps = 0
         self._restore = restore
         self._lives = LifeCounter(self.num_envs) if episodic_life else None
-        self._waiting = np.zeros(self.num_envs, bool)  # NEXT_STEP: ended, so that the next step only resets
+        self._waiting = np.zeros(self.num_envs, bool)  # [N] NEXT_STEP: the episode ended, so the next step only resets
 
     def reset(self) -> Observation:
         obs, infos = self._reset(seed=self._seeds(self._starts) if self._seeds else None)
@@ -243,7 +229,7 @@ class VectorEnvs(Envs):
     def _reset(self, **how: Any) -> tuple[Any, dict[str, Any]]:
         try:
             result = self.env.reset(**how)
-        except InputError:  # `Episodes` name themselves
+        except InputError:  # from `Episodes`, which name the environment
             raise
         except Exception as error:
             raise raised(self._where(), "reset()", error) from error
@@ -267,42 +253,33 @@ class VectorEnvs(Envs):
         except Exception as error:
             raise raised(self._where(), "step()", error) from error
         done = terminated | truncated
-        if self.mode is AutoresetMode.NEXT_STEP:
-            result = self._next_step(obs, reward, terminated, truncated, done)
-        elif self.mode is AutoresetMode.SAME_STEP:
-            result = self._same_step(obs, reward, terminated, truncated, done, infos)
-        else:
-            result = self._manual(obs, reward, terminated, truncated, done)
+        obs, next_obs, first, over, live = self._autoreset(obs, done, infos)
         if self._lives:
             lost = self._lives.lost(infos["lives"], done)
-            result = result._replace(terminated=terminated | lost, first=result.first | lost)
-        self.obs = result.obs
-        return result
+            terminated, first = terminated | lost, first | lost
+        self.obs = obs
+        return EnvStep(obs, reward, terminated, truncated, next_obs, first, over, live)
 
-    def _next_step(self, obs: Observation, reward: Array, terminated: Array, truncated: Array, done: Array) -> EnvStep:
-        waited, self._waiting = self._waiting, done
-        live = ~waited if any_true(waited) else None
-        return EnvStep(obs, reward, terminated, truncated, obs, waited, done, live)
-
-    def _same_step(
-        self, obs: Observation, reward: Array, terminated: Array, truncated: Array, done: Array, infos: dict[str, Any]
-    ) -> EnvStep:
-        next_obs, over = obs, done
-        if any_true(done):
-            next_obs, final = copied(obs), infos["final_obs"]
-            for index in np.flatnonzero(done).tolist():
-                self.layout.write(next_obs, index, final[index][0] if self._single_frame else final[index])
-            final_info = infos.get("final_info", {})
-            if "_episode_over" in final_info:
-                over = done & ~(final_info["_episode_over"] & ~final_info["episode_over"])
-        return EnvStep(obs, reward, terminated, truncated, next_obs, done, over, None)
-
-    def _manual(self, obs: Observation, reward: Array, terminated: Array, truncated: Array, done: Array) -> EnvStep:
-        next_obs = obs
-        if any_true(done):
-            obs = copied(obs)
-            put_rows(obs, done, self._batch(self._reset(options={"reset_mask": done.copy()})[0]))
-        return EnvStep(obs, reward, terminated, truncated, next_obs, done, done, None)
+    def _autoreset(
+        self, obs: Observation, done: Array, infos: dict[str, Any]
+    ) -> tuple[Observation, Observation, Array, Array, Array | None]:
+        """(obs, next_obs, first, episode_over, live) of the EnvStep, by the autoreset mode."""
+        if self.mode is AutoresetMode.NEXT_STEP:
+            waited, self._waiting = self._waiting, done
+            return obs, obs, waited, done, ~waited if any_true(waited) else None
+        if not any_true(done):
+            return obs, obs, done, done, None
+        if self.mode is AutoresetMode.DISABLED:
+            after_reset = copied(obs)
+            put_rows(after_reset, done, self._batch(self._reset(options={"reset_mask": done.copy()})[0]))
+            return after_reset, obs, done, done, None
+        next_obs, over, final = copied(obs), done, infos["final_obs"]
+        for index in np.flatnonzero(done).tolist():
+            self.layout.write(next_obs, index, final[index][0] if self._single_frame else final[index])
+        final_info = infos.get("final_info", {})
+        if "_episode_over" in final_info:
+            over = done & ~(final_info["_episode_over"] & ~final_info["episode_over"])
+        return obs, next_obs, done, over, None
 
     def state(self) -> State:
         state: State = {"kind": self._restore, "obs": copied(self.obs), "episodes": [], "starts": self._starts}
@@ -322,7 +299,7 @@ class VectorEnvs(Envs):
         if state.get("attributes") is None:
             return list(range(self.num_envs))
         set_plain_attributes(self.env, state["attributes"])
-        self._starts = int(state["starts"])  # the reset above left no trace
+        self._starts = int(state["starts"])  # the reset above does not count
         self._waiting = np.array(state["waiting"])
         self.obs = copied(state["obs"])
         return []
@@ -332,7 +309,7 @@ class VectorEnvs(Envs):
         restored = self.env.call("restore", states)  # type: ignore[attr-defined]
         if isinstance(self.env, Workers):
             self.env.count_from(states)
-        lost = write_restored(self.layout, obs, restored, saved)
+        lost = write_rows(self.layout, obs, restored, saved)
         if lost:
             mask = np.isin(np.arange(self.num_envs), lost)
             put_rows(obs, mask, self._batch(self._reset(options={"reset_mask": mask.copy()})[0]))
@@ -340,7 +317,7 @@ class VectorEnvs(Envs):
         return lost
 
     def close(self) -> None:
-        with contextlib.suppress(OSError, EOFError):  # a process that died answers no more; the others are daemons
+        with contextlib.suppress(OSError, EOFError):  # a worker may be dead
             self.env.close()
 
 
@@ -354,7 +331,7 @@ CONSTANT = gym.Space | np.random.Generator | EnvSpec
 
 
 def plain_attributes(env: VectorEnv) -> State | None:
-    """The arrays and numbers that a vectorised environment keeps, and its generator; None if it keeps other things."""
+    """The attributes of a vectorised environment and its generator; None if some are neither arrays nor scalars."""
     attributes = {key: value for key, value in vars(env.unwrapped).items() if not isinstance(value, CONSTANT)}
     attributes.pop("metadata", None)
     if not all(isinstance(value, PLAIN) for value in attributes.values()):
@@ -364,7 +341,7 @@ def plain_attributes(env: VectorEnv) -> State | None:
 
 
 def set_plain_attributes(env: VectorEnv, state: State) -> None:
-    """Continue from saved attributes; arrays must have the shapes that they have after a reset."""
+    """Set saved attributes. Arrays must have the shapes that they have after a reset."""
     compare_state({"values": dict, "random": dict}, state, "envs.attributes")
     for name, fresh in vars(env.unwrapped).items():
         saved = state["values"].get(name)
@@ -376,10 +353,10 @@ def set_plain_attributes(env: VectorEnv, state: State) -> None:
 
 
 class EnvPoolEnvs(Envs):
-    """EnvPool's own vectorised environments (Weng et al., 2022), made with `envpool.make_gymnasium`.
+    """Steps EnvPool environments (Weng et al., 2022), made with `envpool.make_gymnasium`.
 
-    Left alone, an environment that ended would spend its next step on a reset; resetting those by number saves that
-    step. EnvPool takes its seed when it is made and cannot save its state.
+    EnvPool by itself spends the step after an episode on a reset. Resetting those environments explicitly saves this
+    step. EnvPool is seeded when it is made, and its state cannot be saved.
     """
 
     def __init__(self, env: Any, *, num_envs: int, episodic_life: bool = False) -> None:
@@ -407,8 +384,9 @@ class EnvPoolEnvs(Envs):
             obs = copied(next_obs)
             ended = np.flatnonzero(over).astype(np.int32)
             reset_obs, reset_info = self.env.reset(ended)
-            order = reset_info["env_id"]
-            self._put(obs, order, self.layout.batch(reset_obs))
+            order, rows = reset_info["env_id"], arrays_of(self.layout.batch(reset_obs))
+            for key, array in arrays_of(obs).items():
+                array[order] = rows[key]
             if lives is not None:
                 lives[order] = reset_info["lives"]
         if self._lives and lives is not None:
@@ -416,14 +394,6 @@ class EnvPoolEnvs(Envs):
             terminated, first = terminated | lost, first | lost
         self.obs = obs
         return EnvStep(obs, reward.astype(np.float32), terminated, truncated, next_obs, first, over, None)
-
-    def _put(self, obs: Observation, order: Array, rows: Observation) -> None:
-        """Write rows, which are those of the environments `order`."""
-        if isinstance(obs, dict):
-            for key, value in obs.items():
-                value[order] = rows[key]  # type: ignore[call-overload,index]
-        else:
-            obs[order] = rows  # type: ignore[index]
 
     def state(self) -> State:
         return {"kind": "none", "obs": copied(self.obs), "episodes": []}

@@ -1,8 +1,8 @@
-"""Tic-tac-toe and Connect Four as ordinary environments: two sides in turns, or one against an opponent.
+"""Tic-tac-toe and Connect Four as Gymnasium environments, for self-play or against an opponent.
 
-A position is two bitboards, one of each player. A column takes rows + 1 bits, the lowest cell first; the bit above its
-top cell stays empty, so that a line never runs over an edge. The rules are plain functions of integers that numba
-compiles as they are (board_opponents).
+A position is two bitboards, one for each player. A column has rows + 1 bits, the lowest cell first. The bit above the
+top cell is always empty, so that no line crosses the edge of the board. The functions of a game take only integers:
+numba compiles them too (board_opponents).
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ OPPONENTS = ("random", "perfect", "mcts")
 Opponent: TypeAlias = Callable[[int, int, np.random.Generator], int]  # (own stones, the other's, randomness) -> action
 
 
-class Rules(NamedTuple):
-    """`line` stones in a row win. With gravity an action is a column, without it a cell in reading order."""
+class GameRules(NamedTuple):
+    """`line` stones in a row win. An action is a column with gravity, else a cell, counted row by row from the top."""
 
     rows: int
     columns: int
@@ -32,12 +32,12 @@ class Rules(NamedTuple):
     gravity: bool
 
 
-def num_actions(rules: Rules) -> int:
+def num_actions(rules: GameRules) -> int:
     return rules.columns if rules.gravity else rules.rows * rules.columns
 
 
-def landing(rules: Rules, occupied: int, action: int) -> int:
-    """The bit that an action's stone takes; 0 where the action is illegal."""
+def landing(rules: GameRules, occupied: int, action: int) -> int:
+    """The bit of the cell where the stone of an action lands; 0 where the action is illegal."""
     height = rules.rows + 1
     if rules.gravity:
         lowest = 1 << (action * height)
@@ -47,9 +47,9 @@ def landing(rules: Rules, occupied: int, action: int) -> int:
     return (1 << (column * height + rules.rows - 1 - row)) & ~occupied
 
 
-def has_line(rules: Rules, stones: int) -> bool:
+def has_line(rules: GameRules, stones: int) -> bool:
     height = rules.rows + 1
-    for shift in (1, height - 1, height, height + 1):  # upwards, and to the right: downwards, level, upwards
+    for shift in (1, height - 1, height, height + 1):  # vertical, falling diagonal, horizontal, rising diagonal
         run = stones
         for _ in range(rules.line - 1):
             run &= run >> shift
@@ -58,25 +58,25 @@ def has_line(rules: Rules, stones: int) -> bool:
     return False
 
 
-def legal_actions(rules: Rules, occupied: int) -> list[int]:
+def legal_actions(rules: GameRules, occupied: int) -> list[int]:
     return [action for action in range(num_actions(rules)) if landing(rules, occupied, action)]
 
 
-def cells(rules: Rules) -> Array:
+def cells(rules: GameRules) -> Array:
     """The bit of every cell [rows, columns]; row 0 is the top one."""
     free = rules._replace(gravity=False)
     bits = [landing(free, 0, action) for action in range(num_actions(free))]
     return np.array(bits, np.int64).reshape(rules.rows, rules.columns)
 
 
-def random_move(rules: Rules, own: int, other: int, rng: np.random.Generator) -> int:
+def random_move(rules: GameRules, own: int, other: int, rng: np.random.Generator) -> int:
     actions = legal_actions(rules, own | other)
     return actions[rng.integers(len(actions))]
 
 
 @functools.cache
-def solve(rules: Rules, own: int, other: int) -> tuple[int, tuple[int, ...]]:
-    """(value for the player to move: 1, 0 or -1; all moves that reach it), by minimax."""
+def solve(rules: GameRules, own: int, other: int) -> tuple[int, tuple[int, ...]]:
+    """(the minimax value for the player to move: 1, 0 or -1; all moves with this value)."""
     if has_line(rules, other):
         return -1, ()
     values = {}
@@ -86,40 +86,40 @@ def solve(rules: Rules, own: int, other: int) -> tuple[int, tuple[int, ...]]:
     return best, tuple(action for action, value in values.items() if value == best)
 
 
-def perfect_move(rules: Rules, own: int, other: int, rng: np.random.Generator) -> int:
-    """Any of the best moves, so that games differ."""
+def perfect_move(rules: GameRules, own: int, other: int, rng: np.random.Generator) -> int:
+    """One of the best moves, at random, so that games differ."""
     actions = solve(rules, own, other)[1]
     return actions[rng.integers(len(actions))]
 
 
 class BoardGame(gym.Env):
-    """A game of two. Player 0 begins; an action that is not legal loses at once, with reward -1.
+    """A game of two players. Player 0 moves first. An illegal action loses the game, with reward -1.
 
-    Observations are of the player to move: {"observation": [2, rows, columns], own stones and the other's;
-    "action_mask": [A], the legal actions, all ones when the game is over}.
-    Without an opponent both sides are played in turns, and the reward is that of the player who has just moved: 1 for
-    a win, else 0. With one ("random", "perfect", or "mcts" with so many `rollouts` a move) the environment plays the
-    other side within `step`, the agent is player 0 or 1 by the seed of `reset`, the observation is always the agent's
-    and the reward too: at the end 1, 0 or -1.
+    The observation is {"observation": [2, rows, columns], the own stones and the other player's; "action_mask": [A],
+    the legal actions, or all ones when the game is over}.
+    Without an opponent `step` acts for both players in turns. The observation is that of the player to move, and the
+    reward that of the player who has just moved: 1 for a win, else 0.
+    An opponent is "random", "perfect", or "mcts" with `rollouts` playouts for each move. It moves within `step`. The
+    seed of `reset` decides which player the agent is. Observation and reward are the agent's: 1, 0 or -1 at the end.
     """
 
     metadata = {"render_modes": ["ansi"], "render_fps": 1}  # noqa: RUF012  as gym.Env declares it
-    rules: ClassVar[Rules]
+    rules: ClassVar[GameRules]
 
     def __init__(self, opponent: str | None = None, rollouts: int = 1000, render_mode: str | None = None) -> None:
         rules = self.rules
         self.render_mode = render_mode
         self.num_players = 2 if opponent is None else 1
-        self.agent: int | None = None  # the player that `step` acts for; None: both in turns
+        self.agent: int | None = None  # the player that `step` acts for; None: both, in turns
         self.to_play = 0
-        self.winner: int | None = None  # None: nobody yet, or a draw
+        self.winner: int | None = None  # None: the game is not over, or a draw
         self.over = True
         self._opponent = None if opponent is None else self._make_opponent(opponent, rollouts)
         self._stones = [0, 0]
         self._num_actions = num_actions(rules)
         self._cells = cells(rules)
         self._board = int(self._cells.sum())
-        self._last_cells = self._cells[0] if rules.gravity else self._cells.ravel()  # [A] free: the action is legal
+        self._last_cells = self._cells[0] if rules.gravity else self._cells.ravel()  # [A] while free: legal
         self.action_space = spaces.Discrete(self._num_actions)
         self.observation_space = spaces.Dict(
             {
@@ -173,7 +173,7 @@ class BoardGame(gym.Env):
         self._play(opponent(self._stones[self.to_play], self._stones[1 - self.to_play], self.np_random))
 
     def _play(self, action: int) -> None:
-        """One move of the player to move."""
+        """Make a move for the player to move."""
         if not 0 <= action < self._num_actions:
             raise InputError(f"{type(self).__name__} has no action {action}: use 0 to {self._num_actions - 1}")
         mover, other = self.to_play, 1 - self.to_play
@@ -196,7 +196,7 @@ class BoardGame(gym.Env):
         }
 
     def render(self) -> str | None:  # type: ignore[override]
-        """The board as text; X is the player who began."""
+        """The board as text. X is player 0."""
         if self.render_mode is None:
             return None
         marks = np.where(self._cells & self._stones[0], "X", np.where(self._cells & self._stones[1], "O", "."))
@@ -204,11 +204,11 @@ class BoardGame(gym.Env):
 
 
 class TicTacToe(BoardGame):
-    rules = Rules(rows=3, columns=3, line=3, gravity=False)
+    rules = GameRules(rows=3, columns=3, line=3, gravity=False)
 
 
 class ConnectFour(BoardGame):
-    rules = Rules(rows=6, columns=7, line=4, gravity=True)
+    rules = GameRules(rows=6, columns=7, line=4, gravity=True)
 
 
 for _game in (TicTacToe, ConnectFour):

@@ -1,4 +1,4 @@
-"""The opponent that searches: UCT with random playouts (Kocsis & Szepesvári, 2006), compiled.
+"""The opponent "mcts": UCT with random playouts (Kocsis & Szepesvári, 2006), compiled by numba.
 
 Only `opponent="mcts"` imports this module, and with it numba.
 """
@@ -11,16 +11,16 @@ import numba
 import numpy as np
 
 from rl_training.envs import board_games
-from rl_training.envs.board_games import Rules
+from rl_training.envs.board_games import GameRules
 from rl_training.types import Array
 
-# Compiled anew in every process (3 s): numba's cache would miss a change of the rules, which stand in another file.
+# Compiled in every process (3 s): the cache of numba would miss a change in board_games.
 compiled = numba.njit(nogil=True)
 landing = compiled(board_games.landing)
 has_line = compiled(board_games.has_line)
 
 
-def mcts_move(rules: Rules, rollouts: int, own: int, other: int, rng: np.random.Generator) -> int:
+def mcts_move(rules: GameRules, rollouts: int, own: int, other: int, rng: np.random.Generator) -> int:
     """The most visited move after `rollouts` playouts."""
     full = int(board_games.cells(rules).sum())
     num_actions = board_games.num_actions(rules)
@@ -29,8 +29,8 @@ def mcts_move(rules: Rules, rollouts: int, own: int, other: int, rng: np.random.
 
 
 @compiled
-def search(rules: Rules, full: int, num_actions: int, own: int, other: int, rollouts: int, random: Array) -> Array:
-    """Visits [A] of the root's moves. A node's score is that of the player who moved there: 1, 1/2 or 0 a playout."""
+def search(rules: GameRules, full: int, num_actions: int, own: int, other: int, rollouts: int, random: Array) -> Array:
+    """Visits [A] of the root's moves. The score of a node is the sum of its results for the player who moved there."""
     children = np.zeros((rollouts + 1, num_actions), np.int64)  # node 0 is the root: as a child it means none
     visits = np.zeros(rollouts + 1, np.int64)
     score = np.zeros(rollouts + 1, np.float64)
@@ -61,8 +61,10 @@ def search(rules: Rules, full: int, num_actions: int, own: int, other: int, roll
 
 
 @compiled
-def select(rules: Rules, occupied: int, children: Array, visits: Array, score: Array, total: int, random: Array) -> int:
-    """One of the legal moves not yet tried, at random; with none left UCB1: the highest mean + sqrt(2 ln N / n)."""
+def select(
+    rules: GameRules, occupied: int, children: Array, visits: Array, score: Array, total: int, random: Array
+) -> int:
+    """A random legal move that was not tried yet, else the move with the highest UCB1: mean + sqrt(2 ln N / n)."""
     highest, chosen, untried = -1.0, -1, 0
     for action in range(len(children)):
         if landing(rules, occupied, action) == 0:
@@ -80,8 +82,8 @@ def select(rules: Rules, occupied: int, children: Array, visits: Array, score: A
 
 
 @compiled
-def playout(rules: Rules, full: int, num_actions: int, own: int, other: int, random: Array) -> float:
-    """Play at random to the end; 1, 1/2 or 0 for the player to move (own)."""
+def playout(rules: GameRules, full: int, num_actions: int, own: int, other: int, random: Array) -> float:
+    """The result of random moves to the end: 1, 1/2 or 0 for the player to move, whose stones are `own`."""
     mine, theirs, won = own, other, 1.0
     while mine | theirs != full:
         bit = 0
@@ -96,7 +98,7 @@ def playout(rules: Rules, full: int, num_actions: int, own: int, other: int, ran
 
 @compiled
 def draw(random: Array, below: int) -> int:
-    """A number from 0 to below - 1 from SplitMix64 (Steele et al., 2014), whose state is random [1] uint64."""
+    """A number in [0, below) from SplitMix64 (Steele et al., 2014). Its state is `random`, [1] uint64."""
     random[0] += np.uint64(0x9E3779B97F4A7C15)
     bits = random[0]
     bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

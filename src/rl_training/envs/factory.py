@@ -20,8 +20,7 @@ import rl_training.envs.board_games  # noqa: F401  registers its ids
 from rl_training.config import AtariOptions, EnvOptions, InputError, MissingPackage, Wrappers
 from rl_training.envs import atari
 from rl_training.envs.backends import EnvPoolEnvs, Envs, SyncEnvs, VectorEnvs
-from rl_training.envs.episodes import Episodes, episode_seed, seed_process
-from rl_training.envs.repeat import ActionRepeat
+from rl_training.envs.episodes import ActionRepeat, Episodes, episode_seed, seed_process
 from rl_training.envs.workers import Workers
 from rl_training.types import Array
 

@@ -1,50 +1,34 @@
-"""Steps environments: the only code that does."""
+"""EnvRunner: steps environments, in training and in evaluation."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-from rl_training.config import InputError
-from rl_training.envs.backends import Envs, EnvStep
-from rl_training.envs.checks import BatchChecks, EnvironmentFault
-from rl_training.envs.episodes import CHECKED_STEPS
-from rl_training.envs.normalize import Normalizer
-from rl_training.envs.spaces import any_true, copied, put_rows
-from rl_training.types import Array, BoxActions, Decision, Memory, Observation, Spaces, State, Step
+from rl_training.data.normalize import Normalizer, float_boxes
+from rl_training.data.recurrent import check_memory, on_cpu, reset_rows
+from rl_training.envs.backends import Envs, EnvStep, any_true
+from rl_training.envs.episodes import CHECKED_STEPS, EnvironmentFault, out_of_range, shown
+from rl_training.envs.spaces import copied, model_side, put_rows
+from rl_training.types import Array, BoxActions, Decision, Memory, Observation, State, Step
 
-NO_REWARD = np.zeros(0, np.float32)
-RECENT = 100  # finished episodes that `recent_returns` and `recent_lengths` look back on
+RECENT = 100  # finished episodes in `recent_returns` and `recent_lengths`
 
 
 class Act(Protocol):
     def __call__(self, obs: Observation, memory: Memory, *, explore: bool, rng: np.random.Generator) -> Decision: ...
 
 
-class FinishedEpisode(NamedTuple):
-    """A whole game, in the environment's own reward; of two players, that of the one who moved first."""
-
-    env: int
-    episode_return: float
-    length: int
-
-
 class EnvRunner:
-    """N environments and everything that is under way in them: observations, memory, randomness, episode statistics.
+    """Steps N environments, and keeps their observations, memory, random generator and episode statistics.
 
-    box_actions says what a policy means by a Box action: "clip" (Gaussian policies) gives the environment the clipped
-    action and keeps the unclipped one; "scale" (tanh policies) maps [-1, 1] to the bounds. Without `training` rewards
-    stay raw and the normaliser's statistics as they are. With `raw_steps` only the policy sees normalised observations:
-    a step holds what the environments gave (the reward's sign, where rewards are clipped), for a replay that
-    normalises by the statistics of the day it is drawn.
-    Where two players move in turns (`num_players`), the return of an episode is that of the one who moved first.
-    The rows of `memory` are zero where an episode begins; it is empty before the first step.
-    What the environments give is checked at every step: see EnvironmentFault.
+    Without `training` rewards are not scaled or clipped, and the statistics of the normaliser do not change. With
+    `raw_steps` only the policy gets normalised observations. A step then holds the environment's observations and
+    rewards (the sign of a reward, where rewards are clipped), for a replay that normalises what it samples.
     """
 
     def __init__(
@@ -66,20 +50,15 @@ class EnvRunner:
         self.raw_steps = raw_steps and normalizer is not None
         self._clip_reward = clip_reward and training
         self._to_env, self.spaces = model_side(envs, box_actions, normalizer)
-        self.recent_returns: deque[float] = deque(maxlen=RECENT)
-        self.recent_lengths: deque[int] = deque(maxlen=RECENT)
-        self.not_restored: list[int] = []
-        self._checks = BatchChecks(envs.single_observation_space, envs.num_envs)
-        self._unchecked = CHECKED_STEPS  # first steps whose shapes are checked too
+        self.statistics = EpisodeStatistics(envs.num_envs, envs.num_players)
+        self.not_restored: list[int] = []  # environments that `load_state_dict` could not restore
+        self._checks = BatchChecks(envs.single_observation_space, envs.num_envs, envs.env_id)
         self.reset()
 
     def reset(self) -> None:
         """Begin a new episode in every environment."""
         obs = self._raw = self.envs.reset()
-        self._lengths = np.zeros(self.num_envs, np.int64)
-        if problem := self._checks.shape_problem(obs):
-            raise EnvironmentFault(f"environment {self.envs.env_id!r}: {problem}")
-        self._check_numbers(NO_REWARD, obs, "reset")
+        self._checks.check_reset(obs)
         if self.normalizer:
             if self.training:
                 self.normalizer.observe(obs)
@@ -87,17 +66,19 @@ class EnvRunner:
         self.obs = obs
         self.first = np.ones(self.num_envs, bool)
         self.memory: Memory = {}
-        self.live_steps = 0
-        self.finished: list[FinishedEpisode] = []  # by the last step
-        self._returns = np.zeros(self.num_envs, np.float64)
+        self.live_steps = 0  # environments that the last step acted in: the others only reset
+        self.statistics.reset()
 
     def step(self, act: Act, *, explore: bool = True) -> Step:
-        """Act once in every environment. The arrays are valid until the next call."""
+        """Act once in every environment. The arrays are valid until the next call.
+
+        Where the policy has memory, the step holds `memory`, which `act` got, and `next_memory`, which it returned.
+        """
         decision = act(self.obs, self.memory, explore=explore, rng=self.rng)
         result = self.envs.step(self._to_env(decision.action))
-        self._check(result)
-        self._count(result)
-        step = {
+        self._checks.check_step(result, self.statistics.lengths)
+        self.statistics.add(result)
+        step: Step = {
             "obs": self._raw if self.raw_steps else self.obs,
             "first": self.first,
             "action": decision.action,
@@ -109,51 +90,18 @@ class EnvRunner:
         self.obs, next_obs = self._learned_obs(result)
         self._raw, step["next_obs"] = result.obs, result.next_obs if self.raw_steps else next_obs
         self.first = result.first
-        self.memory = {} if decision.memory is None else checked_memory(decision.memory, self.num_envs)
-        if self.memory and any_true(self.first):
-            self.memory = zero_rows(self.memory, self.first)
+        memory = check_memory(decision.memory, self.num_envs)
+        if memory:
+            step["memory"] = self.memory or reset_rows(memory, slice(None))  # the first `act` got {}, which means zeros
+            step["next_memory"] = memory
+            if any_true(result.first):
+                memory = reset_rows(memory, result.first)
+        self.memory = memory
+        self.live_steps = self.num_envs
         if result.live is not None:
             step["live"] = result.live
-        return step
-
-    def _check(self, result: EnvStep) -> None:
-        """An error where the environments gave what cannot be learned from."""
-        if self._unchecked:
-            self._unchecked -= 1
-            numbers = {name: getattr(result, name) for name in ("reward", "terminated", "truncated")}
-            if problem := self._checks.shape_problem(result.obs, **numbers):
-                raise EnvironmentFault(f"environment {self.envs.env_id!r}: {problem}")
-        self._check_numbers(result.reward, result.next_obs, "step")
-        if result.obs is not result.next_obs:
-            self._check_numbers(NO_REWARD, result.obs, "reset")
-
-    def _check_numbers(self, reward: Array, obs: Observation, call: str) -> None:
-        if not self._checks.passes(reward, obs):
-            env, problem = self._checks.problem(reward, obs)
-            when = f"step {self._lengths[env] + 1} of its episode" if call == "step" else "the beginning of an episode"
-            raise EnvironmentFault(f"environment {self.envs.env_id!r}, number {env}, at {when}: {problem}")
-
-    def _count(self, result: EnvStep) -> None:
-        """Keep the books on raw rewards and whole games."""
-        self.finished = []
-        reward = result.reward
-        if self.spaces.num_players == 2:  # who moves first gains what the other loses
-            reward = np.where(self._lengths % 2, -reward, reward)
-        self._returns += reward
-        if result.live is None:
-            self._lengths += 1
-            self.live_steps = self.num_envs
-        else:
-            self._lengths += result.live
             self.live_steps = int(result.live.sum())
-        if any_true(result.episode_over):
-            for env in np.flatnonzero(result.episode_over).tolist():
-                episode = FinishedEpisode(env, float(self._returns[env]), int(self._lengths[env]))
-                self.finished.append(episode)
-                self.recent_returns.append(episode.episode_return)
-                self.recent_lengths.append(episode.length)
-            self._returns[result.episode_over] = 0.0
-            self._lengths[result.episode_over] = 0
+        return step
 
     def _learned_reward(self, result: EnvStep) -> Array:
         reward = result.reward
@@ -165,54 +113,45 @@ class EnvRunner:
         return reward
 
     def _learned_obs(self, result: EnvStep) -> tuple[Observation, Observation]:
-        """(the observation of the next step, the successor of this one), normalised by the same statistics."""
+        """(`obs`, `next_obs`) of the result, normalised by the same statistics."""
         if self.normalizer is None:
             return result.obs, result.next_obs
         if self.training:
-            # An environment that ended and waits for its reset shows its last observation once more: not counted.
+            # Before a delayed reset, `obs` is the last observation of the old episode: no action follows from it.
             waiting = (result.terminated | result.truncated) & ~result.first
             self.normalizer.observe(result.obs, ~waiting if any_true(waiting) else None)
         obs = self.normalizer.observation(result.obs)
         return obs, obs if result.next_obs is result.obs else self.normalizer.observation(result.next_obs)
 
     def state_dict(self) -> State:
-        """All but the normaliser, which others share."""
+        """The state without that of the normaliser, which is saved by itself."""
         return {
             "envs": self.envs.state(),
             "obs": copied(self.obs),
             "first": self.first.copy(),
-            "memory": {key: value.copy() for key, value in self.memory.items()},
+            "memory": on_cpu(self.memory),
             "rng": self.rng.bit_generator.state,
-            "returns": self._returns.copy(),
-            "lengths": self._lengths.copy(),
-            "recent_returns": list(self.recent_returns),
-            "recent_lengths": list(self.recent_lengths),
+            **self.statistics.state_dict(),
         }
 
     def state_pattern(self) -> State:
         plain = {"envs": object, "memory": object, "recent_returns": [float], "recent_lengths": [int]}
-        return {**self.state_dict(), **plain}  # the environments and the policy know what they hold
+        return {**self.state_dict(), **plain}  # the environments and `check_memory` check their own entries
 
     def load_state_dict(self, state: State) -> None:
-        """Load after the normaliser. `not_restored` then says which environments had to begin a new episode."""
+        """Load a state, after that of the normaliser. Environments in `not_restored` begin a new episode."""
         lost = self.not_restored = self.envs.load_state(state["envs"])
         self.obs = copied(state["obs"])
         self.first = np.array(state["first"], bool)
-        self.memory = checked_memory({key: value.copy() for key, value in state["memory"].items()}, self.num_envs)
+        self.memory = reset_rows(on_cpu(check_memory(state["memory"], self.num_envs)), lost)
         self.rng.bit_generator.state = state["rng"]
-        self._returns = np.array(state["returns"], np.float64)
-        self._lengths = np.array(state["lengths"], np.int64)
-        self.recent_returns = deque(state["recent_returns"], RECENT)
-        self.recent_lengths = deque(state["recent_lengths"], RECENT)
-        self.finished = []
+        self.statistics.load_state_dict(state)
         self._raw = copied(self.envs.obs)
         if lost:
             fresh = self.normalizer.observation(self.envs.obs) if self.normalizer else self.envs.obs
             put_rows(self.obs, np.array(lost), fresh)
             self.first[lost] = True
-            self._returns[lost] = 0.0
-            self._lengths[lost] = 0
-            self.memory = zero_rows(self.memory, np.isin(np.arange(self.num_envs), lost))
+            self.statistics.forget(lost)
             if self.normalizer and self.training:
                 self.normalizer.forget(lost)
 
@@ -220,78 +159,132 @@ class EnvRunner:
         self.envs.close()
 
 
-def checked_memory(memory: Any, num_envs: int) -> Memory:
-    """What `act` gives to be remembered: a dict of arrays with a row for each environment, and nothing else."""
-    if not isinstance(memory, dict):
-        raise InputError(
-            f"act returned a memory of type {type(memory).__name__}: it should be a dict of arrays [{num_envs}, ...], "
-            "or empty where there is none"
-        )
-    for key, value in memory.items():
-        if not isinstance(value, np.ndarray) or value.shape[:1] != (num_envs,):
-            got = f"shape {value.shape}" if isinstance(value, np.ndarray) else f"type {type(value).__name__}"
-            raise InputError(f"memory {key!r} should be an array with {num_envs} rows, one for each environment: {got}")
-    return memory
+class FinishedEpisode(NamedTuple):
+    """One whole game: see EpisodeStatistics."""
+
+    env: int
+    episode_return: float
+    length: int
 
 
-def zero_rows(memory: Memory, rows: Array) -> Memory:
-    """Memory with zeros in the given rows; what was handed in is left as it is."""
-    zeroed = {key: value.copy() for key, value in memory.items()}
-    for value in zeroed.values():
-        value[rows] = 0
-    return zeroed
+class EpisodeStatistics:
+    """Returns and lengths of whole games, from the environment's own rewards. A lost life does not end a game.
+
+    Where two players act in turns, the return is that of the player who acts first.
+    """
+
+    def __init__(self, num_envs: int, num_players: int) -> None:
+        self.num_envs, self.num_players = num_envs, num_players
+        self.recent_returns: deque[float] = deque(maxlen=RECENT)
+        self.recent_lengths: deque[int] = deque(maxlen=RECENT)
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget the current episodes. The recent ones stay."""
+        self.returns = np.zeros(self.num_envs, np.float64)  # [N] of the current episodes
+        self.lengths = np.zeros(self.num_envs, np.int64)
+        self.finished: list[FinishedEpisode] = []  # by the last step
+
+    def add(self, result: EnvStep) -> None:
+        reward = result.reward
+        if self.num_players == 2:  # one player gains what the other loses
+            reward = np.where(self.lengths % 2, -reward, reward)
+        self.returns += reward
+        self.lengths += 1 if result.live is None else result.live
+        self.finished = []
+        if any_true(result.episode_over):
+            for env in np.flatnonzero(result.episode_over).tolist():
+                episode = FinishedEpisode(env, float(self.returns[env]), int(self.lengths[env]))
+                self.finished.append(episode)
+                self.recent_returns.append(episode.episode_return)
+                self.recent_lengths.append(episode.length)
+            self.forget(result.episode_over)
+
+    def forget(self, rows: Any) -> None:
+        """Reset the current episodes of some environments: a mask [N] or indices."""
+        self.returns[rows] = 0.0
+        self.lengths[rows] = 0
+
+    def state_dict(self) -> State:
+        return {
+            "returns": self.returns.copy(),
+            "lengths": self.lengths.copy(),
+            "recent_returns": list(self.recent_returns),
+            "recent_lengths": list(self.recent_lengths),
+        }
+
+    def load_state_dict(self, state: State) -> None:
+        self.returns = np.array(state["returns"], np.float64)
+        self.lengths = np.array(state["lengths"], np.int64)
+        self.recent_returns = deque(state["recent_returns"], RECENT)
+        self.recent_lengths = deque(state["recent_lengths"], RECENT)
+        self.finished = []
 
 
-def model_side(
-    envs: Envs, box_actions: BoxActions, normalizer: Normalizer | None
-) -> tuple[Callable[[Array], Array], Spaces]:
-    """(from the model's actions [N, ...] to the environments', the spaces as the model sees them)."""
-    to_env, action = action_map(envs.single_action_space, box_actions)
-    observation = envs.single_observation_space
-    seen = normalizer.space(observation) if normalizer else observation
-    return to_env, Spaces(seen, action, envs.frame_stack, envs.num_players)
+class BatchChecks:
+    """Raises an EnvironmentFault where a batch has an invalid value.
+
+    Numbers must be finite and in range at every step, so that check is fast. Shapes are checked in the first steps.
+    """
+
+    def __init__(self, space: gym.Space, num_envs: int, env_id: str = "") -> None:
+        """space: the model's observation space."""
+        self.num_envs, self.env_id = num_envs, env_id
+        self.parts = dict(space.spaces) if isinstance(space, spaces.Dict) else {"": space}
+        self.names = {key: f"observation {key!r}" if key else "the observation" for key in self.parts}
+        self.floats = list(float_boxes(space))
+        counts = (spaces.Discrete, spaces.MultiDiscrete)
+        self.counted = {key: part for key, part in self.parts.items() if isinstance(part, counts)}
+        self._unchecked = CHECKED_STEPS
+
+    def check_reset(self, obs: Any) -> None:
+        self._check_shapes(obs)
+        self._check_observations(obs, None)
+
+    def check_step(self, result: EnvStep, lengths: Array) -> None:
+        """lengths [N]: those of the current episodes before this step."""
+        if self._unchecked:
+            self._unchecked -= 1
+            flags = {"terminated": result.terminated, "truncated": result.truncated}
+            self._check_shapes(result.obs, reward=result.reward, **flags)
+        if not all_finite(result.reward):
+            self._fail("the reward is", result.reward, ~np.isfinite(result.reward), lengths)
+        self._check_observations(result.next_obs, lengths)
+        if result.obs is not result.next_obs:
+            self._check_observations(result.obs, None)
+
+    def _check_observations(self, obs: Any, lengths: Array | None) -> None:
+        for key in self.floats:
+            value = obs[key] if key else obs
+            if not all_finite(value):
+                self._fail(f"{self.names[key]} is not finite:", value, ~np.isfinite(value), lengths)
+        for key, space in self.counted.items():
+            value = obs[key] if key else obs
+            if any_true(wrong := out_of_range(space, value)):
+                self._fail(f"{self.names[key]} is out of range:", value, wrong, lengths)
+
+    def _fail(self, what: str, value: Array, wrong: Array, lengths: Array | None) -> None:
+        """Name the first environment with a wrong value. lengths: None where an episode begins."""
+        env = int(np.flatnonzero(wrong.reshape(self.num_envs, -1).any(1))[0])
+        when = "the beginning of an episode" if lengths is None else f"step {lengths[env] + 1} of its episode"
+        raise EnvironmentFault(f"environment {self.env_id!r}, number {env}, at {when}: {what} {shown(value[env])}")
+
+    def _check_shapes(self, obs: Any, **numbers: Array) -> None:
+        for key, space in self.parts.items():
+            name = f"observations {key!r}" if key else "the observations"
+            self._check_shape(name, obs[key] if key else obs, space.shape or ())
+        for name, value in numbers.items():
+            self._check_shape(name, value, ())
+            if name != "reward" and np.asarray(value).dtype != bool:
+                got = np.asarray(value).dtype
+                raise EnvironmentFault(f"environment {self.env_id!r}: {name} should be bools, got dtype {got}")
+
+    def _check_shape(self, name: str, value: Any, shape: tuple[int, ...]) -> None:
+        expected, got = (self.num_envs, *shape), np.shape(value)
+        if got != expected:
+            raise EnvironmentFault(f"environment {self.env_id!r}: {name} should have shape {expected}, got {got}")
 
 
-def action_map(space: gym.Space, box_actions: BoxActions) -> tuple[Callable[[Array], Array], gym.Space]:
-    """(from the model's actions [N, ...] to the environment's, the space of the model's)."""
-    if isinstance(space, spaces.Discrete):
-        start = int(space.start)
-        return (lambda action: action + start) if start else np.asarray, spaces.Discrete(int(space.n))
-    if isinstance(space, spaces.MultiDiscrete):
-        starts = space.start
-        return (lambda action: action + starts) if np.any(starts) else np.asarray, spaces.MultiDiscrete(space.nvec)
-    if isinstance(space, spaces.MultiBinary):
-        return lambda action: np.asarray(action).astype(np.int8), space
-    if isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating):
-        return _scaled(space) if box_actions == "scale" else _clipped(space)
-    raise InputError(
-        f"action space {space} is not supported: use Discrete, MultiDiscrete, MultiBinary or a Box of floats; "
-        "a gymnasium.ActionWrapper can turn it into one"
-    )
-
-
-def _clipped(space: spaces.Box) -> tuple[Callable[[Array], Array], gym.Space]:
-    low, high, dtype = space.low, space.high, space.dtype
-
-    def clip(action: Array) -> Array:
-        return np.asarray(np.minimum(np.maximum(action, low), high), dtype)
-
-    return clip, spaces.Box(low.astype(np.float32), high.astype(np.float32), space.shape, np.float32)
-
-
-def _scaled(space: spaces.Box) -> tuple[Callable[[Array], Array], gym.Space]:
-    low, high, dtype = space.low, space.high, space.dtype
-    with np.errstate(over="ignore", invalid="ignore"):
-        half_range = 0.5 * (high - low)
-    if not np.isfinite(half_range).all():  # also where bounds are finite only in name, such as the largest float32
-        raise InputError(
-            f"{space} is bounded by [{low.min()}, {high.max()}], but this algorithm's actions in [-1, 1] are scaled to "
-            "the bounds: declare finite ones in the environment's action_space (a wrapper can), or use an algorithm "
-            "with a Gaussian policy, such as ppo"
-        )
-
-    def scale(action: Array) -> Array:
-        scaled = low + (action + 1.0) * half_range
-        return np.asarray(np.minimum(np.maximum(scaled, low), high), dtype)  # rounding may cross a bound
-
-    return scale, spaces.Box(-1.0, 1.0, space.shape, np.float32)
+def all_finite(values: Any) -> bool:
+    """Whether an array has neither NaN nor infinity (measured for [8, 4]: 0.3 microseconds, by .all() 1.3)."""
+    return 0 not in np.isfinite(values).tobytes()

@@ -1,4 +1,4 @@
-"""Spaces as JSON, so that a checkpoint can be used without the environment it was trained on."""
+"""Spaces as JSON. A checkpoint holds them, so that it can be used without its environment."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def space_from_json(data: dict[str, Any]) -> gym.Space:
         return spaces.MultiDiscrete(np.array(data["nvec"]), start=np.array(data["start"]))
     if kind == "MultiBinary":
         shape = data["n"]
-        return spaces.MultiBinary(shape[0] if len(shape) == 1 else shape)  # a vector of n is written as n
+        return spaces.MultiBinary(shape[0] if len(shape) == 1 else shape)  # a vector's shape is given as an int
     if kind == "Dict":
         return spaces.Dict({key: space_from_json(child) for key, child in data["spaces"].items()})
     if kind == "Tuple":
@@ -51,5 +51,5 @@ def space_from_json(data: dict[str, Any]) -> gym.Space:
 
 
 def _compact(bound: np.ndarray) -> Any:
-    """One number where all are the same, as they are in images."""
+    """One number where all bounds are equal, as those of images are."""
     return bound.flat[0].item() if bound.size and (bound == bound.flat[0]).all() else bound.tolist()

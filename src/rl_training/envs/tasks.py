@@ -7,8 +7,8 @@ from typing import Any, NamedTuple, TypeVar
 
 import gymnasium as gym
 
+from rl_training.data.normalize import Normalizer
 from rl_training.envs.factory import split_env_kwargs
-from rl_training.envs.normalize import Normalizer
 from rl_training.envs.runner import EnvRunner
 from rl_training.envs.space_json import space_from_json, space_to_json
 from rl_training.types import Spaces, State

@@ -1,4 +1,4 @@
-"""One process for each environment: Gymnasium's AsyncVectorEnv, whose workers outlive no run and hang none."""
+"""One process for each environment: AsyncVectorEnv with time limits, and workers that end with their parent."""
 
 from __future__ import annotations
 
@@ -18,30 +18,33 @@ import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode
 from gymnasium.vector.async_vector_env import AsyncState, _async_worker
 
-from rl_training.envs.checks import EnvironmentFault, RemoteError, raised
+from rl_training.envs.episodes import EnvironmentFault, raised
 from rl_training.types import Array, State
 
-IGNORED = (
-    "SIGINT",
-    "SIGTERM",
-    "SIGHUP",
-)  # sent to a whole group of processes, of which only the parent may act on them
-CLOSING = 5.0  # seconds in which workers end by themselves
+IGNORED = ("SIGINT", "SIGTERM", "SIGHUP")  # sent to the whole process group; only the parent reacts to them
+CLOSING = 5.0  # seconds that workers have to end by themselves
+
+
+class RemoteError(Exception):
+    """The cause of an error that another process raised. It shows the traceback, which cannot be sent itself."""
+
+    def __str__(self) -> str:
+        return f"\n{self.args[0]}"
 
 
 class Workers(AsyncVectorEnv):
-    """Sub-environments are `Episodes`. `timeout` is how many seconds a step or a reset may take."""
+    """An AsyncVectorEnv of `Episodes`. A step or a reset may take `timeout` seconds."""
 
     def __init__(self, make: Sequence[Callable[[], gym.Env]], *, env_id: str, timeout: float) -> None:
         self.env_id, self.timeout, self._owner = env_id, timeout, os.getpid()
-        self._episode = np.full(len(make), -1)  # [N] as far as this process knows; and the steps since its reset [N]
-        self._length = np.zeros(len(make), np.int64)
+        self._episode = np.full(len(make), -1)  # [N] number of the episode, counted here
+        self._length = np.zeros(len(make), np.int64)  # [N] steps since the reset
         try:
             super().__init__(make, autoreset_mode=AutoresetMode.SAME_STEP, worker=functools.partial(run_worker, env_id))
         except BaseException:
             kill_all(getattr(self, "processes", ()))
             raise
-        # Python ends what is left at its exit with SIGTERM, which workers ignore: this comes before that.
+        # At exit Python sends SIGTERM to processes that are left, which workers ignore. This runs before that.
         Finalize(self, kill_all, args=(self.processes,), exitpriority=10)
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
@@ -63,12 +66,12 @@ class Workers(AsyncVectorEnv):
         return answer
 
     def count_from(self, states: Sequence[State]) -> None:
-        """The episodes under way are those of saved states."""
+        """Set the counts to those of saved episodes."""
         self._episode = np.array([int(state["episode"]) for state in states])
         self._length = np.array([0 if state["actions"] is None else len(state["actions"]) for state in states])
 
     def _answer(self, what: str, timeout: float | None, *args: Any, **kwargs: Any) -> Any:
-        """Ask all workers and wait for what they answer."""
+        """Send a command to all workers and return their answers."""
         try:
             getattr(self, f"{what}_async")(*args, **kwargs)
             return getattr(self, f"{what}_wait")(timeout=timeout)
@@ -78,7 +81,7 @@ class Workers(AsyncVectorEnv):
             self._died(error)
 
     def _check_spaces(self) -> None:
-        """As the base class, but within `timeout`: the workers make their environments meanwhile."""
+        """Like the base class, but with a time limit: workers make their environments during this call."""
         spaces = (self.observation_mode, self.single_observation_space, self.single_action_space)
         try:
             for pipe in self.parent_pipes:
@@ -121,19 +124,19 @@ class Workers(AsyncVectorEnv):
         raise EnvironmentFault(f"{self._where(dead[0])}: its process ended with exit code {code}") from None
 
     def _raise_if_errors(self, successes: Iterable[bool]) -> None:
-        """As the base class, but without its warnings: the error of the first environment, under its own traceback."""
+        """Raise the error of the first environment that failed. Unlike the base class, this gives no warnings."""
         failed = list(successes).count(False)
         if not failed:
             return
         self._state = AsyncState.DEFAULT
         errors = sorted((self.error_queue.get() for _ in range(failed)), key=lambda error: error[0])
         for index, *_ in errors:
-            self._disconnect(index)  # it is closing its environment, for which `close_extras` waits
+            self._disconnect(index)  # the worker closes its environment now; `close_extras` waits for that
         _, _, error, trace = errors[0]
         raise error from RemoteError(getattr(error, "trace", "") or trace)
 
     def _drop(self, index: int) -> None:
-        """A worker that answers no more."""
+        """Kill a worker that does not answer."""
         self.processes[index].kill()
         self._disconnect(index)
 
@@ -144,12 +147,12 @@ class Workers(AsyncVectorEnv):
         self.parent_pipes[index] = None  # type: ignore[call-overload]
 
     def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
-        """Ask all workers to end, and kill those that do not."""
-        if os.getpid() != self._owner:  # a worker of another backend, which was forked later and has a copy of this
+        """Ask all workers to end. Kill those that do not."""
+        if os.getpid() != self._owner:  # a copy of this object in a worker that was forked later
             return
         for pipe in self.parent_pipes:
             if pipe is not None and not pipe.closed:
-                with contextlib.suppress(OSError):  # it has ended already
+                with contextlib.suppress(OSError):  # the worker has ended
                     pipe.send(("close", None))
         end = time.monotonic() + (0.0 if terminate else CLOSING)
         for process in self.processes:
@@ -168,10 +171,10 @@ def kill_all(processes: Sequence[Any]) -> None:
 
 
 def run_worker(env_id: str, index: int, make: Callable[[], gym.Env], pipe: Any, *others: Any) -> None:
-    """A worker that ends with its parent and prints nothing: the parent reports what went wrong."""
+    """The main function of a worker. It prints nothing: the parent reports errors."""
     for name in IGNORED:
         if hasattr(signal, name):
-            # A handler, because children of this process, such as simulators, would inherit SIG_IGN.
+            # Not SIG_IGN: children of this process, such as simulators, would inherit that.
             signal.signal(getattr(signal, name), lambda *_: None)
     threading.Thread(target=end_with_parent, daemon=True).start()
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
@@ -179,7 +182,7 @@ def run_worker(env_id: str, index: int, make: Callable[[], gym.Env], pipe: Any, 
             env = make()
         except Exception as error:
             fault = raised(f"environment {env_id!r}, number {index}", "its constructor", error)
-            pipe.recv()  # the first command, which this answers
+            pipe.recv()  # the first command, answered below
             _, _, errors, *_ = others
             errors.put((index, EnvironmentFault, fault, fault.trace))
             pipe.send((None, False))
@@ -188,7 +191,7 @@ def run_worker(env_id: str, index: int, make: Callable[[], gym.Env], pipe: Any, 
 
 
 def end_with_parent() -> None:
-    """Wait for the parent's end, which an environment in the middle of a long step would not see."""
+    """End this process when its parent ends, even in the middle of a long step."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()

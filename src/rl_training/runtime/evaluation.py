@@ -10,10 +10,11 @@ import gymnasium as gym
 
 from rl_training.acting.actor import Actor
 from rl_training.config import InputError, Task, TrainConfig
-from rl_training.envs.checks import EnvironmentFault
+from rl_training.data.normalize import Normalizer
+from rl_training.envs.episodes import EnvironmentFault
 from rl_training.envs.factory import make_envs, split_env_kwargs
-from rl_training.envs.normalize import Normalizer
-from rl_training.envs.runner import EnvRunner, model_side
+from rl_training.envs.runner import EnvRunner
+from rl_training.envs.spaces import model_side
 from rl_training.runtime.metrics import of_task, over_tasks
 from rl_training.runtime.randomness import own_global_state, seed_of
 from rl_training.types import BoxActions, Metrics, Spaces
@@ -89,7 +90,7 @@ def _returns(
             if stopped():
                 return None
             runner.step(player.actor.act, explore=False)
-            for env, episode_return, _ in runner.finished:
+            for env, episode_return, _ in runner.statistics.finished:
                 if owed[env]:
                     owed[env] -= 1
                     returns.append(episode_return)

@@ -16,7 +16,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from rl_training.config import ConfigError, InputError, Problem, TrainConfig
 from rl_training.data.fields import field_of, num_bytes
-from rl_training.data.memory import usable_memory
+from rl_training.data.machine import usable_bytes
 from rl_training.runtime.controls import Controls
 from rl_training.types import Spaces
 
@@ -48,7 +48,7 @@ class Need(NamedTuple):
 
 def check_memory(config: TrainConfig, controls: Controls, spaces: Sequence[Spaces]) -> None:
     """Raise a ConfigError where the largest part of a run, networks and replay aside, cannot fit into memory."""
-    there = usable_memory()
+    there = usable_bytes()
     if there is None:
         return
     sizes = {name: largest(controls, name) for name in controls.fields} | {"num_envs": config.num_envs}
@@ -104,7 +104,7 @@ def networks_within_memory(hp: Any, device: torch.device) -> Iterator[None]:
 
     Parameters are counted as modules register them, which is before their memory is first written to.
     """
-    there = usable_memory()
+    there = usable_bytes()
     if device.type == "cuda":
         there = min(there or math.inf, torch.cuda.get_device_properties(device).total_memory)  # type: ignore[assignment]
     total = 0

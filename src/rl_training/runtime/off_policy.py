@@ -9,7 +9,7 @@ import torch
 
 from rl_training.algorithms.replay_based import ReplayLearner
 from rl_training.config import InputError, TrainConfig
-from rl_training.data.memory import usable_memory
+from rl_training.data.machine import usable_bytes
 from rl_training.data.replay import Replay
 from rl_training.data.replay_layout import replay_bytes
 from rl_training.runtime.recipe import Recipe
@@ -40,7 +40,7 @@ def make_replay(run: TrainingRun, task: int = 0) -> Replay:
     learner, spaces = cast(ReplayLearner, run.learner), run.source.spaces[task]
     # Of a Dict with stacked entries every observation is kept whole: the entries may differ in what they stack.
     stack = spaces.frame_stack if isinstance(spaces.observation, gym.spaces.Box) else 1
-    capacity, num_envs, usable = learner.hp.buffer_capacity, run.config.num_envs, usable_memory()
+    capacity, num_envs, usable = learner.hp.buffer_capacity, run.config.num_envs, usable_bytes()
     kind: dict[str, Any] = {"frame_stack": stack, "prioritized": learner.prioritized}
     fields = run.fields[task]
     observations, needed = replay_bytes(capacity, num_envs, fields, **kind)

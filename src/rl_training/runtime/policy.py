@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from rl_training.acting.actor import Actor
-from rl_training.envs.normalize import Normalizer
-from rl_training.envs.runner import zero_rows
+from rl_training.data.normalize import Normalizer
+from rl_training.data.recurrent import reset_rows
 from rl_training.envs.spaces import ObservationLayout
 from rl_training.types import Array, Memory, Observation
 
@@ -33,13 +33,13 @@ class Policy:
     def reset(self, rows: Array | None = None) -> None:
         """Forget what a recurrent policy remembers: call it where an episode begins. rows: of these environments only,
         as a mask [N] or their numbers."""
-        self.memory = {} if rows is None else zero_rows(self.memory, rows)
+        self.memory = {} if rows is None else reset_rows(self.memory, rows)
 
     def act(self, obs: Any, *, deterministic: bool = True) -> Any:
         """The action for one observation, or actions [N, ...] for observations [N, ...]."""
         batch, single = self._batch(obs)
         decision = self.actor.act(batch, self.memory, explore=not deterministic, rng=self.rng)
-        self.memory = decision.memory or {}
+        self.memory = decision.memory
         action = self.to_env(decision.action)
         return action[0] if single else action
 

@@ -12,9 +12,9 @@ import numpy as np
 
 from rl_training.acting.actor import Actor, RandomActor
 from rl_training.config import TrainConfig
+from rl_training.data.normalize import Normalizer
 from rl_training.data.rollout import Rollout
 from rl_training.envs.factory import make_envs
-from rl_training.envs.normalize import Normalizer
 from rl_training.envs.runner import EnvRunner
 from rl_training.envs.tasks import Together, clips_reward, make_normalizer, spaces_to_json
 from rl_training.runtime.randomness import seed_of
@@ -164,7 +164,7 @@ def open_source(config: TrainConfig, recipe: Recipe) -> LocalSource:
 
 
 def _recent(runner: EnvRunner) -> Metrics:
-    returns, lengths = runner.recent_returns, runner.recent_lengths
+    returns, lengths = runner.statistics.recent_returns, runner.statistics.recent_lengths
     return {
         "train_return_mean": fmean(returns) if returns else math.nan,
         "train_length_mean": fmean(lengths) if lengths else math.nan,

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from rl_training.config import InputError, TrainConfig, nearest
-from rl_training.envs.normalize import Normalizer
-from rl_training.envs.runner import action_map
-from rl_training.envs.spaces import ObservationLayout
+from rl_training.data.normalize import Normalizer
+from rl_training.envs.spaces import ObservationLayout, action_map
 from rl_training.envs.tasks import SavedSpaces, Together, make_normalizer, spaces_from_json
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.checkpoints import MANIFEST, Checkpoint, open_checkpoint

@@ -1,6 +1,8 @@
-"""Observations and rewards on a common scale, by running statistics of what the training environments gave."""
+"""Normalisation of observations and rewards by running statistics."""
 
 from __future__ import annotations
+
+import math
 
 import gymnasium as gym
 import numpy as np
@@ -8,27 +10,66 @@ from gymnasium import spaces
 
 from rl_training.config import InputError
 from rl_training.data.state_check import compare_state
-from rl_training.data.statistics import RunningMeanStd
 from rl_training.types import Array, Observation, State
 
 EPSILON = 1e-8
 LIMIT = np.float32(10.0)
 
 
-class Normalizer:
-    """Centres and scales float observations; scales rewards by the deviation of the discounted return R <- gamma R + r.
+class RunningMeanStd:
+    """Mean and variance of all rows seen so far, in float64 (Chan, Golub & LeVeque, 1979)."""
 
-    `gamma` must be the algorithm's. Integer and image observations pass as they are. The statistics change only
-    through `observe` and `reward`, which the runner calls in training alone.
+    def __init__(self, shape: tuple[int, ...] = ()) -> None:
+        self.mean = np.zeros(shape, np.float64)
+        self.count = 0.0
+        self._squares = np.zeros(shape, np.float64)  # sum of squared deviations from the mean
+
+    @property
+    def var(self) -> Array:
+        """The population variance; ones before the first row."""
+        return self._squares / self.count if self.count else np.ones_like(self.mean)
+
+    def update(self, batch: Array) -> None:
+        """Add the rows of `batch` [B, *shape]."""
+        size = len(batch)
+        if not size:
+            return
+        batch_mean = np.add.reduce(batch, 0, np.float64) / size
+        deviation = batch - batch_mean
+        deviation *= deviation
+        total = self.count + size
+        delta = batch_mean - self.mean
+        self.mean = self.mean + delta * (size / total)
+        self._squares = self._squares + np.add.reduce(deviation, 0) + delta * delta * (self.count * size / total)
+        self.count = total
+
+    def state_dict(self) -> State:
+        return {"mean": self.mean.copy(), "squares": self._squares.copy(), "count": float(self.count)}
+
+    def load_state_dict(self, state: State) -> None:
+        compare_state(self.state_dict(), state, "statistics")
+        mean, squares, count = state["mean"], state["squares"], float(state["count"])
+        if not (np.isfinite(mean).all() and np.isfinite(squares).all() and squares.min(initial=0.0) >= 0):
+            raise ValueError("statistics: the mean and the sum of squares should be finite, the latter not negative")
+        if not 0 <= count < math.inf:
+            raise ValueError(f"statistics: the count should be a number of rows, got {count}")
+        self.mean, self._squares, self.count = np.array(mean), np.array(squares), count
+
+
+class Normalizer:
+    """Normalises float observations to mean 0 and deviation 1, and divides rewards by the deviation of the return.
+
+    The return is discounted: R <- gamma R + r, where `gamma` must be the algorithm's. Integer and image observations
+    stay as they are. Only `observe` and `reward` update the statistics. The runner calls them in training only.
     """
 
     def __init__(
         self, space: gym.Space, num_envs: int, *, observation: bool = True, reward: bool = True, gamma: float = 0.99
     ) -> None:
         self.gamma = gamma
-        self._obs = {key: _Scaler(child.shape) for key, child in _float_boxes(space).items()} if observation else {}
+        self._obs = {key: _Scaler(child.shape) for key, child in float_boxes(space).items()} if observation else {}
         self._reward = RunningMeanStd() if reward else None
-        self._returns = np.zeros(num_envs, np.float64)  # [N], discounted, of the episodes under way
+        self._returns = np.zeros(num_envs, np.float64)  # [N] R of the current episodes
 
     def space(self, space: gym.Space) -> gym.Space:
         """The space of normalised observations."""
@@ -39,13 +80,13 @@ class Normalizer:
         return _limits(space)
 
     def observe(self, obs: Observation, rows: Array | None = None) -> None:
-        """Take observations [N, ...] (only `rows` of them) into the statistics."""
+        """Update the statistics with observations [N, ...], or with those at `rows` only."""
         for key, scaler in self._obs.items():
             value = obs[key] if isinstance(obs, dict) else obs
             scaler.update(value if rows is None else value[rows])
 
     def observation(self, obs: Observation) -> Observation:
-        """(obs - mean) / std, clipped, as a new array (or dict)."""
+        """(obs - mean) / std, clipped, as a new array or dict."""
         if not self._obs:
             return obs
         if isinstance(obs, dict):
@@ -53,7 +94,7 @@ class Normalizer:
         return self._obs[""](obs)
 
     def reward(self, reward: Array, done: Array, live: Array | None = None) -> Array:
-        """r / std(R), clipped; [N] each. R starts anew where `done`; rows that are not live leave no trace."""
+        """Update R and return r / std(R), clipped; all are [N]. R is 0 after `done`, and unchanged where not `live`."""
         if self._reward is None:
             return reward
         self._returns *= self.gamma if live is None else np.where(live, self.gamma, 1.0)
@@ -63,13 +104,13 @@ class Normalizer:
         return self.scale_reward(reward)
 
     def scale_reward(self, reward: Array) -> Array:
-        """r / std(R), clipped, by the statistics as they are; of any shape."""
+        """r / std(R), clipped, for rewards of any shape. The statistics do not change."""
         if self._reward is None:
             return reward
         return _clip(reward * np.float32(1.0 / np.sqrt(self._reward.var + EPSILON)))
 
     def forget(self, rows: list[int]) -> None:
-        """The episodes under way in these environments are gone."""
+        """Reset R of these environments, whose episodes were lost."""
         self._returns[rows] = 0.0
 
     def state_dict(self) -> State:
@@ -80,7 +121,7 @@ class Normalizer:
         }
 
     def load_state_dict(self, state: State) -> None:
-        """Load statistics; the returns under way only where the number of environments is the same."""
+        """Load the statistics. R is loaded only where the number of environments is the same."""
         compare_state({"observation": dict, "reward": dict | None, "returns": np.ndarray}, state, "normalizer")
         if set(state["observation"]) != set(self._obs) or (state["reward"] is None) != (self._reward is None):
             raise InputError("the saved normaliser has other parts: keep the env_kwargs.wrappers the run began with")
@@ -94,7 +135,7 @@ class Normalizer:
 
 
 class _Scaler:
-    """One array's statistics, with the mean and 1/std that the next call needs in float32."""
+    """Normalises one array. It keeps the mean and 1 / std in float32, ready for the next call."""
 
     def __init__(self, shape: tuple[int, ...] | None) -> None:
         self.statistics = RunningMeanStd(shape or ())
@@ -119,17 +160,17 @@ class _Scaler:
 
 
 def _clip(value: Array) -> Array:
-    """In place, and faster than np.clip on small arrays."""
+    """Clip in place. This is faster than np.clip on small arrays."""
     np.maximum(value, -LIMIT, out=value)
     np.minimum(value, LIMIT, out=value)
     return value
 
 
-def _float_boxes(space: gym.Space) -> dict[str, gym.Space]:
+def float_boxes(space: gym.Space) -> dict[str, gym.Space]:
+    """The Box spaces of floats in a Dict space, by key, or the space itself with the key ""."""
     children = space.spaces if isinstance(space, spaces.Dict) else {"": space}
     return {key: c for key, c in children.items() if isinstance(c, spaces.Box) and np.issubdtype(c.dtype, np.floating)}
 
 
 def _limits(space: gym.Space) -> gym.Space:
-    is_float = isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating)
-    return spaces.Box(-float(LIMIT), float(LIMIT), space.shape, np.float32) if is_float else space
+    return spaces.Box(-float(LIMIT), float(LIMIT), space.shape, np.float32) if float_boxes(space) else space
