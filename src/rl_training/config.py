@@ -9,12 +9,12 @@ import re
 import reprlib
 import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_args, get_type_hints
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, ValidationError, WrapValidator
 from pydantic.dataclasses import dataclass
 from pydantic.fields import FieldInfo
 
@@ -40,6 +40,14 @@ def _number(value: Any) -> Any:
 
 Float = Annotated[float, BeforeValidator(_number), Field(allow_inf_nan=False)]
 Int = Annotated[int, BeforeValidator(_number)]  # 1e6 is an int here: pydantic takes floats without a fraction
+
+
+def _unless_none(value: Any, check: Callable[[Any], Any]) -> Any:
+    return None if value is None else check(value)
+
+
+# None until a run has taken the default of its algorithm: what reads it afterwards finds a number.
+NumEnvs = Annotated[int, BeforeValidator(_number), Field(ge=1, le=MOST_ENVS), WrapValidator(_unless_none)]
 
 
 def _env_ids(value: Any) -> Any:
@@ -151,7 +159,9 @@ class TrainConfig:
     )
     output_dir: Path = Field(default=Path("runs"), description="folder in which the run folder is created")
     seed: Int = Field(default=0, ge=0, description="random seed of environments, networks and sampling")
-    num_envs: Int = Field(default=8, ge=1, le=MOST_ENVS, description="number of parallel environments, for each task")
+    num_envs: NumEnvs = Field(  # type: ignore[assignment]
+        default=None, description="number of parallel environments, for each task; default: 8, for sac 1"
+    )
     device: str = Field(
         default="auto",
         description="auto, cpu, cuda, cuda:<index> or mps; auto: cuda, if available, for conv networks, else cpu",

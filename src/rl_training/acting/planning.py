@@ -60,13 +60,7 @@ def plan_by_visits(
 
 
 def plan_by_gumbel(
-    planner: Planner,
-    obs: Observation,
-    hp: Any,
-    *,
-    temperature: float,
-    num_simulations: int,
-    rng: np.random.Generator,
+    planner: Planner, obs: Observation, hp: Any, *, temperature: float, num_simulations: int, rng: np.random.Generator
 ) -> Plan:
     """Gumbel MuZero: Sequential Halving on g temperature + logits + sigma(q).
 

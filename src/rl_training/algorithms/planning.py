@@ -26,19 +26,12 @@ from rl_training.types import Array, Batch, State
 
 
 @dataclass(frozen=True)
-class PlanningHyperparameters(ReplayHyperparameters):
+class SearchHyperparameters(ReplayHyperparameters):
+    """Of every algorithm that plans."""
+
     hidden_sizes: tuple[int, ...] = setting((128,), "hidden layer sizes of each network; unused by towers", low=1)
-    latent_size: int = setting(64, "size of the latent state; unused by towers", low=1)
-    network: Literal["auto", "mlp", "conv"] = setting("auto", "auto: conv (residual towers) for images, else mlp")
-    channels: int = setting(64, "channels of the residual towers", low=2)
-    blocks: int = setting(1, "residual blocks of each tower", low=1)
-    stem: Literal["residual", "strided"] = setting(
-        "residual",
-        "downsampling of images: residual blocks (as in EfficientZero) or strided convolutions (faster)",
-    )
     value_limit: int = setting(30, "value support is -limit .. limit after h(x); 0: a scalar in [-1, 1]", low=0)
     reward_limit: int = setting(30, "reward support is -limit .. limit after h(x); 0: a scalar in [-1, 1]", low=0)
-    num_sampled_actions: int = setting(20, "continuous actions: actions sampled at each node of the search", low=2)
     buffer_capacity: int = setting(100_000, CAPACITY, low=1)
     batch_size: int = setting(128, "batch size: sequences per gradient step", low=1)
     learning_starts: int = setting(1_000, "env steps collected, with search, before learning starts", low=0)
@@ -52,11 +45,6 @@ class PlanningHyperparameters(ReplayHyperparameters):
     weight_decay: float = scalar(1e-4, "decoupled weight decay (AdamW)")
     max_grad_norm: float | None = scalar(5.0, "gradient clipping norm; None: no clipping")
     gamma: float = scalar(0.997, "discount factor", high=1.0)
-    tau: float = scalar(1.0, "soft update (Polyak) coefficient of the target network; 1: copy the weights", high=1.0)
-    utd_ratio: float = scalar(
-        1.0, "update-to-data ratio: gradient steps per env step, counted over all environments", atari=0.25
-    )
-    target_update_interval: int = scalar(400, "env steps between target network updates", low=1)
     num_simulations: int = scalar(50, "MCTS simulations per search", low=1)
     n_step: int = scalar(10, "n-step value targets: rewards summed before bootstrapping", low=1)
     reanalyse_ratio: float = scalar(
@@ -67,6 +55,26 @@ class PlanningHyperparameters(ReplayHyperparameters):
     policy_coef: float = scalar(1.0, "policy loss coefficient")
     value_coef: float = scalar(1.0, "value loss coefficient")
     reward_coef: float = scalar(1.0, "reward loss coefficient")
+
+
+@dataclass(frozen=True)
+class PlanningHyperparameters(SearchHyperparameters):
+    """Of the algorithms that unroll a recurrent model."""
+
+    latent_size: int = setting(64, "size of the latent state; unused by towers", low=1)
+    network: Literal["auto", "mlp", "conv"] = setting("auto", "auto: conv (residual towers) for images, else mlp")
+    channels: int = setting(64, "channels of the residual towers", low=2)
+    blocks: int = setting(1, "residual blocks of each tower", low=1)
+    stem: Literal["residual", "strided"] = setting(
+        "residual",
+        "downsampling of images: residual blocks (as in EfficientZero) or strided convolutions (faster)",
+    )
+    num_sampled_actions: int = setting(20, "continuous actions: actions sampled at each node of the search", low=2)
+    tau: float = scalar(1.0, "soft update (Polyak) coefficient of the target network; 1: copy the weights", high=1.0)
+    utd_ratio: float = scalar(
+        1.0, "update-to-data ratio: gradient steps per env step, counted over all environments", atari=0.25
+    )
+    target_update_interval: int = scalar(400, "env steps between target network updates", low=1)
     unroll_coef: float = scalar(5.0, "loss coefficient of all unrolled steps together; the first step's is 1")
     hidden_gradient_scale: float = scalar(
         0.5, "factor on the gradient of the latent state at each unrolled step (MuZero: 0.5)", high=1.0

@@ -22,10 +22,10 @@ from rl_training.acting.scalezero import ScaleZeroActor, plan_in_task
 from rl_training.algorithms.base import scalar, setting
 from rl_training.algorithms.muzero import cooling
 from rl_training.algorithms.optim import Adam, backward, clipped_step, soft_update
-from rl_training.algorithms.planning import to_tensors
+from rl_training.algorithms.planning import SearchHyperparameters, to_tensors
 from rl_training.algorithms.planning_losses import policy_loss
 from rl_training.algorithms.planning_targets import sequence_targets
-from rl_training.algorithms.replay_based import CAPACITY, ReplayHyperparameters, ReplayLearner
+from rl_training.algorithms.replay_based import CAPACITY, ReplayLearner
 from rl_training.config import InputError, nearest
 from rl_training.data.batch import tree_map
 from rl_training.data.replay import Replay
@@ -34,7 +34,7 @@ from rl_training.types import Array, Batch, History, State
 
 
 @dataclass(frozen=True)
-class ScaleZeroHyperparameters(ReplayHyperparameters):
+class ScaleZeroHyperparameters(SearchHyperparameters):
     hidden_sizes: tuple[int, ...] = setting((128,), "hidden layer sizes of each task's encoder", low=1)
     width: int = setting(64, "embedding size of tokens and latent states", low=1)
     layers: int = setting(2, "transformer layers", low=1)
@@ -66,16 +66,7 @@ class ScaleZeroHyperparameters(ReplayHyperparameters):
     buffer_capacity: int = setting(100_000, "per task: " + CAPACITY, low=1)
     batch_size: int = setting(32, "batch size: sequences of each task per gradient step", low=1)
     learning_starts: int = setting(1_000, "env steps, counted over all tasks, before learning starts", low=0)
-    bootstrap: Literal["target", "search"] = setting(
-        "target", "value that targets bootstrap from: the target network's, or the one the search found at that step"
-    )
     unroll_steps: int = setting(10, "length of a training sequence in steps", low=1)
-    eval_num_simulations: int | None = setting(None, "simulations in evaluation; None: num_simulations", low=1)
-    eval_temperature: float = setting(0.0, "temperature in evaluation; 0: always the best action", low=0.0)
-    learning_rate: float = scalar(1e-3, "learning rate of the optimizer")
-    weight_decay: float = scalar(1e-4, "decoupled weight decay (AdamW)")
-    max_grad_norm: float | None = scalar(5.0, "gradient clipping norm; None: no clipping")
-    gamma: float = scalar(0.997, "discount factor", high=1.0)
     tau: float = scalar(0.05, "soft update (Polyak) coefficient of the target network per gradient step", high=1.0)
     utd_ratio: float = scalar(0.25, "update-to-data ratio: gradient steps per env step, counted over all tasks")
     num_simulations: int = scalar(25, "MCTS simulations per search", low=1)
@@ -85,15 +76,9 @@ class ScaleZeroHyperparameters(ReplayHyperparameters):
     pb_c_init: float = scalar(1.25, "PUCT constant c1: weight of the prior relative to Q")
     pb_c_base: float = scalar(19652.0, "PUCT constant c2 of log((visits + c2 + 1) / c2) + c1", low=1.0)
     n_step: int = scalar(5, "n-step value targets: rewards summed before bootstrapping", low=1)
-    reanalyse_ratio: float = scalar(
-        0.0, "reanalyse: share of sequences whose policy targets are searched again with the target network", high=1.0
-    )
     priority_exponent: float = scalar(0.0, "PER alpha; 0: uniform sampling", high=1.0)
-    beta: float = scalar(1.0, "PER beta (importance sampling); 1: unbiased", high=1.0)
     latent_coef: float = scalar(10.0, "latent prediction loss coefficient (squared error)")
-    policy_coef: float = scalar(1.0, "policy loss coefficient")
     value_coef: float = scalar(0.5, "value loss coefficient")
-    reward_coef: float = scalar(1.0, "reward loss coefficient")
 
 
 class ScaleZero(ReplayLearner[Sequence[Replay]]):

@@ -62,6 +62,22 @@ def check_entries(step: Step, fields: Fields) -> None:
     raise InputError(f"a step holds {unknown}, not declared ({declared}): name it in the algorithm's extra_fields")
 
 
+class StepCheck:
+    """Compares steps with what was declared. Shapes are compared in the first step, entries where they change."""
+
+    def __init__(self, fields: Fields, num_envs: int) -> None:
+        self.fields, self.num_envs = fields, num_envs
+        self._entries: tuple[str, ...] = ()  # of the last step
+
+    def __call__(self, step: Step) -> None:
+        entries = tuple(step)
+        if entries != self._entries:
+            check_entries(step, self.fields)
+            if not self._entries:
+                check_shapes(step, self.fields, self.num_envs)
+            self._entries = entries
+
+
 def check_shapes(step: Step, fields: Fields, num_envs: int) -> None:
     """Raise an InputError where an entry does not have the declared shape, with a row for each environment."""
     for path, declared in leaves(fields):

@@ -11,7 +11,7 @@ import torch
 from rl_training.config import InputError
 from rl_training.data.batch import tree_map
 from rl_training.data.draws import draw_steps, draw_windows
-from rl_training.data.fields import check_entries, check_shapes
+from rl_training.data.fields import StepCheck
 from rl_training.data.replay_saving import hold_rows, load_ring_state, ring_state
 from rl_training.data.ring import Ring
 from rl_training.types import Array, Batch, Fields, History, Observation, State, Step
@@ -52,7 +52,7 @@ class Replay:
         self.num_envs, self.fields, self.scaling, self.device = num_envs, fields, scaling, device
         self.ring = Ring(capacity, num_envs, fields, frame_stack=frame_stack)
         self.priorities = make_priorities(len(self.ring.valid)) if prioritized else None
-        self._entries: tuple[str, ...] = ()  # of the last step: only where these change are they checked
+        self._check = StepCheck(fields, num_envs)
 
     @property
     def added(self) -> int:
@@ -81,11 +81,7 @@ class Replay:
 
     def add(self, step: Step) -> None:
         """Store one step of every environment, except where `live` is false."""
-        if tuple(step) != self._entries:
-            check_entries(step, self.fields)
-            if not self._entries:
-                check_shapes(step, self.fields, self.num_envs)
-            self._entries = tuple(step)
+        self._check(step)
         if self.device is not None and self.ring.device is None:
             self._copy_to_device()
         place, expired = self.ring.add(step)

@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 from rl_training.acting.planning import MuZeroActor, planning_fields
 from rl_training.algorithms.muzero import MuZero, MuZeroHyperparameters
-from rl_training.config import TrainConfig
-from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.off_policy import run_off_policy
-from rl_training.runtime.recipe import Recipe
-from rl_training.runtime.run import TrainResult
+from rl_training.runtime.recipe import Recipe, trainer
 
 MUZERO_RECIPE = Recipe(
     "muzero",
@@ -26,8 +20,4 @@ MUZERO_RECIPE = Recipe(
     actions="Discrete, Box",
 )
 
-
-def train_muzero(
-    config: TrainConfig, *, run_suffix: str | None = None, callbacks: Sequence[Callback] = (), **options: Any
-) -> TrainResult:
-    return run_off_policy(config, MUZERO_RECIPE, run_suffix=run_suffix, callbacks=callbacks, **options)
+train_muzero = trainer(run_off_policy, MUZERO_RECIPE)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from rl_training.algorithms.base import Learner
+from rl_training.config import TrainConfig
+from rl_training.runtime.callbacks import Callback
+from rl_training.runtime.outcome import TrainResult
 from rl_training.types import BoxActions, Fields, Spaces
 
 
@@ -27,6 +30,20 @@ class Recipe:
     actions: str = "Discrete, MultiDiscrete, MultiBinary, Box"
     observations: str = "Box (vectors, images), Discrete, MultiDiscrete, MultiBinary, Dict, Tuple"
 
+    num_envs: int = 8  # where the config does not say
+
     def actor_of(self, actor: Any, task: int) -> Any:
         """What plays in one task."""
         return actor.for_task(task) if self.multi_task else actor
+
+
+def trainer(loop: Callable[..., TrainResult], recipe: Recipe) -> Callable[..., TrainResult]:
+    """The function that trains an algorithm by a loop: `train(config, run_suffix=..., callbacks=...)`."""
+
+    def train(
+        config: TrainConfig, *, run_suffix: str | None = None, callbacks: Sequence[Callback] = (), **options: Any
+    ) -> TrainResult:
+        return loop(config, recipe, run_suffix=run_suffix, callbacks=callbacks, **options)
+
+    train.__name__, train.__doc__ = f"train_{recipe.name}", recipe.summary
+    return train

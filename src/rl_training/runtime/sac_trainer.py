@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 from rl_training.acting.actor import SquashedGaussianActor
 from rl_training.algorithms.replay_based import replay_fields
 from rl_training.algorithms.sac import SAC, SACHyperparameters
-from rl_training.config import TrainConfig
-from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.off_policy import run_off_policy
-from rl_training.runtime.recipe import Recipe
-from rl_training.runtime.run import TrainResult
+from rl_training.runtime.recipe import Recipe, trainer
 
 SAC_RECIPE = Recipe(
     "sac",
@@ -25,10 +19,7 @@ SAC_RECIPE = Recipe(
     random_start=True,
     box_actions="scale",
     actions="Box",
+    num_envs=1,  # with more, what each gradient step learns from is older: slower per env step
 )
 
-
-def train_sac(
-    config: TrainConfig, *, run_suffix: str | None = None, callbacks: Sequence[Callback] = (), **options: Any
-) -> TrainResult:
-    return run_off_policy(config, SAC_RECIPE, run_suffix=run_suffix, callbacks=callbacks, **options)
+train_sac = trainer(run_off_policy, SAC_RECIPE)

@@ -44,6 +44,8 @@ def undone_on_error(run: Any, undo: contextlib.ExitStack) -> Iterator[None]:
 
 def with_env_defaults(config: TrainConfig, recipe: Recipe) -> TrainConfig:
     """The config with what the algorithm prefers of its environments spelt out, where it says nothing of it."""
+    if config.num_envs is None:
+        config = dataclasses.replace(config, num_envs=recipe.num_envs)
     wrappers = EnvOptions.of(config.env_kwargs).wrappers
     preferred = {name: True for name in recipe.normalizes if getattr(wrappers, name) is None}
     if wrappers.atari or not preferred:
