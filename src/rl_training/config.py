@@ -14,7 +14,16 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_args, get_type_hints
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, ValidationError, WrapValidator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StrictBool,
+    ValidationError,
+    WithJsonSchema,
+    WrapValidator,
+)
 from pydantic.dataclasses import dataclass
 from pydantic.fields import FieldInfo
 
@@ -47,7 +56,13 @@ def _unless_none(value: Any, check: Callable[[Any], Any]) -> Any:
 
 
 # None until a run has taken the default of its algorithm: what reads it afterwards finds a number.
-NumEnvs = Annotated[int, BeforeValidator(_number), Field(ge=1, le=MOST_ENVS), WrapValidator(_unless_none)]
+NumEnvs = Annotated[
+    int,
+    BeforeValidator(_number),
+    Field(ge=1, le=MOST_ENVS),
+    WrapValidator(_unless_none),
+    WithJsonSchema({"type": "integer", "minimum": 1, "maximum": MOST_ENVS}),
+]
 
 
 def _env_ids(value: Any) -> Any:
