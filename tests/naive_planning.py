@@ -44,16 +44,16 @@ SMALL: dict[str, Any] = {
 
 
 def make(algo: str, spaces: Spaces = PLAIN, *, seed: int = 0, **changes: Any) -> Any:
-    """An algorithm whose networks, the target's too, have opinions of their own."""
+    """A learner whose networks, the target's too, have opinions of their own."""
     torch.manual_seed(seed)
     cls = ALGORITHMS[algo]
     hp = cls.Hyperparameters(**{**SMALL, **changes})
-    algorithm = cls.build(spaces, hp, rng=np.random.default_rng(seed), device=torch.device("cpu"))
-    for model in (algorithm.model, algorithm.target_model):
+    learner = cls.build(spaces, hp, rng=np.random.default_rng(seed), device=torch.device("cpu"))
+    for model in (learner.model, learner.target_model):
         stir(model)
-    algorithm.planner.refresh()
-    algorithm.target_planner.refresh()
-    return algorithm
+    learner.actor.planner.refresh()
+    learner.target_planner.refresh()
+    return learner
 
 
 def stir(model: nn.Module, scale: float = 1.0) -> None:
@@ -64,11 +64,11 @@ def stir(model: nn.Module, scale: float = 1.0) -> None:
             parameter.add_(scale * size * torch.randn_like(parameter))
 
 
-def plan_anew(algorithm: Any, model: nn.Module, obs: Any) -> Array:
+def plan_anew(learner: Any, model: nn.Module, obs: Any) -> Array:
     """[B, A] the policy that a search of a model gives where nothing is explored."""
-    planner = Planner(model, algorithm.spaces, num_candidates=algorithm.hp.num_sampled_actions)  # type: ignore[arg-type]
-    numbers = {"temperature": 0.0, "num_simulations": algorithm.hp.num_simulations}
-    policy: Array = algorithm.plan(obs, planner=planner, rng=np.random.default_rng(0), **numbers).policy
+    planner = Planner(model, learner.spaces, num_candidates=learner.hp.num_sampled_actions)  # type: ignore[arg-type]
+    numbers = {"temperature": 0.0, "num_simulations": learner.hp.num_simulations}
+    policy: Array = learner.plan(obs, planner=planner, rng=np.random.default_rng(0), **numbers).policy
     return policy
 
 

@@ -16,7 +16,7 @@ SCHEDULES: dict[str, Any] = {
     "temperature_schedule": {"kind": "cosine", "start": 1.0, "end": 0.1},
     "num_simulations_schedule": {"kind": "linear", "start": 2, "end": 5},
 }
-CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # keys of the config, and of the algorithm
+CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # keys of the config, and of the learner
     "vectors": ({}, {}),
     "images": (
         {

@@ -162,16 +162,16 @@ def test_a_plan_from_graphs_is_the_plain_one(
     algo: str, spaces: Any, half: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(GraphInference, "HALF", half)
-    algorithm = make(algo, spaces, **({"value_limit": 0, "reward_limit": 0} if spaces is BOARD else {}))
-    planners = [Planner(algorithm.model, spaces, num_candidates=2) for _ in range(2)]
+    learner = make(algo, spaces, **({"value_limit": 0, "reward_limit": 0} if spaces is BOARD else {}))
+    planners = [Planner(learner.model, spaces, num_candidates=2) for _ in range(2)]
     for planner, inference in zip(
-        planners, (GraphInference(algorithm.model, RecordedCapture()), TorchInference(algorithm.model)), strict=True
+        planners, (GraphInference(learner.model, RecordedCapture()), TorchInference(learner.model)), strict=True
     ):
         planner.fusable, planner.inference = False, inference
     for batch in (9, 3):
         obs = boards(batch) if spaces is BOARD else np.random.default_rng(batch).normal(size=(batch, 2)).astype("f")
         fast, slow = (
-            algorithm.plan(obs, temperature=0.0, num_simulations=8, rng=np.random.default_rng(0), planner=planner)
+            learner.plan(obs, temperature=0.0, num_simulations=8, rng=np.random.default_rng(0), planner=planner)
             for planner in planners
         )
         np.testing.assert_array_equal(fast.visits, slow.visits)
@@ -179,9 +179,9 @@ def test_a_plan_from_graphs_is_the_plain_one(
         np.testing.assert_allclose(fast.value, slow.value, atol=1e-5)
 
 
-def graphed(algorithm: Any) -> RecordedCapture:
+def graphed(learner: Any) -> RecordedCapture:
     capture = RecordedCapture()
-    algorithm.graphed = GraphedGradient(algorithm.gradient, capture)
+    learner.graphed = GraphedGradient(learner.gradient, capture)
     return capture
 
 
@@ -218,16 +218,16 @@ def test_a_captured_gradient_is_the_gradient(case: str) -> None:
 
 
 def test_a_report_is_not_overwritten_by_the_next() -> None:
-    algorithm, batch = prepared("muzero", learning_rate=0.01)
-    graphed(algorithm)
+    learner, batch = prepared("muzero", learning_rate=0.01)
+    graphed(learner)
     for _ in range(GraphedGradient.WARM_UP):
-        algorithm.update(batch)
-    report, error = algorithm.update(batch)
+        learner.update(batch)
+    report, error = learner.update(batch)
     kept = {name: value.clone() for name, value in report.items()}, error.clone()
-    algorithm.update(rows_of(batch, np.arange(24)[::-1].copy()))
+    learner.update(rows_of(batch, np.arange(24)[::-1].copy()))
     assert all(torch.equal(report[name], kept[0][name]) for name in report)
     assert torch.equal(error, kept[1])
-    assert algorithm.graphed.graph is not None
+    assert learner.graphed.graph is not None
 
 
 def test_another_coefficient_or_size_is_another_capture() -> None:
@@ -258,21 +258,21 @@ def test_where_numbers_keep_changing_it_goes_on_without() -> None:
 @pytest.mark.parametrize("case", ["muzero", "gumbel", "continuous", "efficientzero"])
 def test_every_number_that_a_gradient_reads_is_a_constant_of_its_capture(case: str) -> None:
     """One that is not would stay in the graph as it was, whatever its schedule says."""
-    algorithm, batch = prepared(case)
-    before, constants = learned(algorithm, batch), algorithm.constants_of_gradient()
-    usual, read = algorithm.hp, []
+    learner, batch = prepared(case)
+    before, constants = learned(learner, batch), learner.constants_of_gradient()
+    usual, read = learner.hp, []
     for name in scalar_names(type(usual)):
         value = getattr(usual, name)
         other = 0.5 if value is None else value + 1 if isinstance(value, int) else value / 2 + 0.01
-        algorithm.hp = dataclasses.replace(usual, **{name: other})
-        after = learned(algorithm, batch)
+        learner.hp = dataclasses.replace(usual, **{name: other})
+        after = learned(learner, batch)
         if any(not torch.equal(before[key], after[key]) for key in before):
             read.append(name)
-            assert algorithm.constants_of_gradient() != constants, name
+            assert learner.constants_of_gradient() != constants, name
     assert {"policy_coef", "value_coef", "reward_coef", "unroll_coef", "hidden_gradient_scale"} <= set(read)
 
 
-def learned(algorithm: Any, batch: Any) -> dict[str, torch.Tensor]:
+def learned(learner: Any, batch: Any) -> dict[str, torch.Tensor]:
     torch.manual_seed(0)
-    report = algorithm.gradient(batch)
-    return {**report, "gradient": algorithm.optimizer.parameters.gradient.clone()}
+    report = learner.gradient(batch)
+    return {**report, "gradient": learner.optimizers["model"].parameters.gradient.clone()}

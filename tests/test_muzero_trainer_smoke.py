@@ -32,7 +32,7 @@ def test_muzero_trains_with_scheduled_temperature_and_simulations(tiny_config):
 
 def test_fixed_numbers_stay(tiny_config):
     seen = set()
-    note = lambda run: seen.add((run.algorithm.temperature, run.algorithm.num_simulations))  # noqa: E731
+    note = lambda run: seen.add((run.learner.temperature, run.learner.num_simulations))  # noqa: E731
     result = train(tiny_config("muzero", temperature=0.7, num_simulations=4), callbacks=[note], progress="silent")
     assert seen == {(0.7, 4)}
     assert (result.metrics["temperature"], result.metrics["num_simulations"]) == (0.7, 4)
@@ -65,7 +65,7 @@ def test_every_search_has_the_numbers_of_its_step(tiny_config, monkeypatch):
 def test_the_default_temperature_cools_in_steps(tiny_config):
     seen = {}
     config = tiny_config("muzero", {"total_timesteps": 400})
-    train(config, callbacks=[lambda run: seen.update({run.step: run.algorithm.temperature})], progress="silent")
+    train(config, callbacks=[lambda run: seen.update({run.step: run.learner.temperature})], progress="silent")
     assert {seen[2], seen[150]} == {1.0}
     assert {seen[220], seen[290]} == {0.5}
     assert {seen[320], seen[400]} == {0.25}

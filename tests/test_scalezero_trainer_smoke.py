@@ -100,9 +100,9 @@ def test_a_solved_task_rests_and_a_run_ends_when_all_are_solved(tiny_config):
     options = {**STAGES, "stage_steps": 1000, "target_returns": {"CartPole-v1": 1.0, "Acrobot-v1": -8.5}}
 
     def shorten(run):
-        seen.update(stage=run.algorithm.stage, added=[run.parts[f"replay_{i}"].added for i in range(2)])
+        seen.update(stage=run.learner.stage, added=[run.parts[f"replay_{i}"].added for i in range(2)])
         if run.step > 160:
-            run.algorithm.target_returns[1] = -9.0
+            run.learner.target_returns[1] = -9.0
 
     result = train(tiny_config("scalezero", config, **options), callbacks=[shorten], progress="silent")
     metrics = result.metrics
@@ -218,7 +218,7 @@ def test_all_sorts_of_tasks_at_once(tiny_config):
     seen = []
 
     def look(run):
-        for player in run.algorithm.players:
+        for player in run.learner.players:
             assert type(player.planner.inference) is NumpyInference
             seen.append(player.discount)
 
