@@ -11,10 +11,12 @@ import pytest
 import torch
 from gymnasium.spaces import Box, Discrete
 
-from naive_planning import BOARD, PLAIN, SMALL, TORQUE, Diary, board, make, steps, stir
+from naive_planning import BOARD, PLAIN, SMALL, TORQUE, Diary, board, make, new_replay, restore, steps, stir
 from naive_search import Found, Leaf, World, naive_search
-from rl_training.algorithms.gumbel_muzero import GumbelMuZero
+from rl_training import ALGORITHMS
 from rl_training.acting.planner import Plan, Planner
+from rl_training.acting.planning import search_arguments
+from rl_training.algorithms.gumbel_muzero import GumbelMuZero
 from rl_training.ops.tree import SearchConstants
 from rl_training.types import Array, Spaces
 
@@ -38,8 +40,10 @@ def look_at(spaces: Spaces, count: int) -> Any:
 
 
 def quiet_plan(learner: Any, obs: Any, planner: Planner | None = None, num_simulations: int = 12) -> Plan:
-    rng = np.random.default_rng(0)
-    return learner.plan(obs, temperature=0.0, num_simulations=num_simulations, rng=rng, planner=planner)
+    numbers: dict[str, Any] = {"temperature": 0.0, "num_simulations": num_simulations, "rng": np.random.default_rng(0)}
+    if planner is None:
+        return learner.actor.plan(obs, **numbers)
+    return learner.actor.plan_with(planner, obs, learner.hp, **numbers)
 
 
 def slow_planner(learner: Any, model: Any = None) -> Planner:
@@ -131,7 +135,9 @@ def test_the_compiled_gumbel_search_is_that_of_pytorch(q_rescale: str) -> None:
         for count in (1, 3, 40):
             obs = observe(count, seed=count)
             plans = [
-                learner.plan(obs, temperature=1.0, num_simulations=16, rng=np.random.default_rng(1), planner=planner)
+                learner.actor.plan_with(
+                    planner, obs, learner.hp, temperature=1.0, num_simulations=16, rng=np.random.default_rng(1)
+                )
                 for planner in (learner.actor.planner, slow_planner(learner))
             ]
             assert_same(*plans)
@@ -207,7 +213,7 @@ def told_apart(one: Plan, other: Plan) -> bool:
 def test_new_weights_are_searched_with(algo: str) -> None:
     """After a gradient step, after loading, after a move of the target."""
     learner, obs = make(algo, learning_rate=0.1, tau=0.5), observe(8)
-    replay = Diary(learner.make_replay(2)).play(steps(30)).replay
+    replay = Diary(new_replay(learner)).play(steps(30)).replay
     replay.columns["action"] %= 3
     before = quiet_plan(learner, obs)
     learner.one_step(replay)
@@ -225,9 +231,15 @@ def test_new_weights_are_searched_with(algo: str) -> None:
     other = make(algo, seed=9, learning_rate=0.1)
     assert told_apart(quiet_plan(other, obs), learned)
     quiet_plan(other, obs, other.target_planner)
-    other.load_state_dict(copy.deepcopy(learner.state_dict()))
+    restore(other, learner)
     assert_same(quiet_plan(other, obs), learned)
     assert_same(quiet_plan(other, obs, other.target_planner), moved)
+
+
+def state_of(learner: Any) -> dict[str, Any]:
+    """All that a checkpoint holds of a learner and its actor."""
+    state = learner.actor.state_dict() | learner.state_dict()
+    return state | {"optimizer": state.pop("optimizers")["model"]}
 
 
 @every_algorithm
@@ -235,17 +247,19 @@ def test_new_weights_are_searched_with(algo: str) -> None:
 def test_planning_changes_nothing(algo: str, spaces: Spaces) -> None:
     learner = make(algo, spaces, **(TERNARY if spaces is BOARD else {}))
     obs = look_at(spaces, 4)
-    seen, hp, state = copy.deepcopy(obs), learner.hp, copy.deepcopy(learner.state_dict())
+    seen, hp, state = copy.deepcopy(obs), learner.hp, copy.deepcopy(state_of(learner))
     rng = np.random.default_rng(0)
-    for planner in (None, learner.target_planner):
-        learner.plan(obs, temperature=0.7, num_simulations=9, rng=rng, planner=planner, **noise_of(learner))
+    numbers = {**search_arguments(hp, explore=True), "temperature": 0.7, "num_simulations": 9}
+    learner.actor.plan(obs, rng=rng, **numbers)
+    learner.actor.plan_with(learner.target_planner, obs, hp, rng=rng, **numbers)
     learner.actor.act(obs, {}, explore=True, rng=rng)
     learner.actor.act(obs, {}, explore=False, rng=rng)
     assert learner.hp is hp
+    assert learner.actor.hp is hp
     assert learner.hp == dataclasses.replace(hp)
-    after = learner.state_dict()
+    after = state_of(learner)
     assert state.keys() == after.keys()
-    for key in ("rng", "gradient_steps", "learned", "owed", "synced"):
+    for key in ("rng", "gradient_steps", "learned", "owed", "synced", "version"):
         assert state[key] == after[key]
     for key in ("model", "target_model", "optimizer"):
         assert all(torch.equal(x, after[key][name]) for name, x in state[key].items())
@@ -259,8 +273,8 @@ def test_a_plan_is_its_generators(algo: str, spaces: Spaces) -> None:
     learner, obs = make(algo, spaces), observe(16)
 
     def draw(seed: int) -> list[Array]:
-        options = {"temperature": 1.0, "num_simulations": 7, **noise_of(learner)}
-        plan = learner.plan(obs, rng=np.random.default_rng(seed), **options)
+        options = {**search_arguments(learner.hp, explore=True), "temperature": 1.0, "num_simulations": 7}
+        plan = learner.actor.plan(obs, rng=np.random.default_rng(seed), **options)
         return [plan.action, plan.policy, plan.value, plan.visits]
 
     for one, two in zip(draw(3), draw(3), strict=True):
@@ -288,7 +302,7 @@ def test_temperature_chooses_the_action_and_nothing_else(algo: str) -> None:
     obs = np.repeat(observe(1, seed=3), rows, 0)
     rng, plans = np.random.default_rng(0), {}
     for temperature in (0.0, 0.5, 1.0, 2.0):
-        plans[temperature] = learner.plan(obs, temperature=temperature, num_simulations=8, rng=rng)
+        plans[temperature] = learner.actor.plan(obs, temperature=temperature, num_simulations=8, rng=rng)
         visits = plans[temperature].visits[0]
         assert (plans[temperature].visits == visits).all()
         np.testing.assert_allclose(plans[temperature].policy, np.broadcast_to(visits / 8, (rows, 3)), rtol=1e-6)
@@ -330,7 +344,7 @@ def test_gumbels_temperature_is_that_of_the_improved_policy(temperature: float, 
     spaces = Spaces(PLAIN.observation, Discrete(4))
     learner = make("gumbel_muzero", spaces, q_rescale=q_rescale, c_scale=0.003 if q_rescale == "none" else 0.05)
     obs = np.repeat(observe(1, seed=4), rows, 0)
-    plan = learner.plan(obs, temperature=temperature, num_simulations=4, rng=np.random.default_rng(0))
+    plan = learner.actor.plan(obs, temperature=temperature, num_simulations=4, rng=np.random.default_rng(0))
     assert (plan.visits == 1).all()
     logits = improved_logits(learner, obs)
     np.testing.assert_allclose(plan.policy, np.broadcast_to(softmax(logits), (rows, 4)), atol=1e-4)
@@ -342,9 +356,9 @@ def test_gumbels_temperature_is_that_of_the_improved_policy(temperature: float, 
 def test_gumbel_without_temperature_plays_the_best() -> None:
     learner = make("gumbel_muzero", q_rescale="none", c_scale=0.003)
     for seed in range(20):
-        plan = learner.plan(observe(32), temperature=0.0, num_simulations=3, rng=np.random.default_rng(seed))
+        plan = learner.actor.plan(observe(32), temperature=0.0, num_simulations=3, rng=np.random.default_rng(seed))
         np.testing.assert_array_equal(plan.action, plan.policy.argmax(1))
-    plan = learner.plan(observe(32), temperature=1.0, num_simulations=3, rng=np.random.default_rng(0))
+    plan = learner.actor.plan(observe(32), temperature=1.0, num_simulations=3, rng=np.random.default_rng(0))
     assert (plan.action != plan.policy.argmax(1)).any()
 
 
@@ -352,7 +366,7 @@ def test_gumbel_considers_no_more_actions_than_it_is_told() -> None:
     spaces = Spaces(PLAIN.observation, Discrete(7))
     for most in (1, 2, 5):
         learner = make("gumbel_muzero", spaces, max_considered_actions=most)
-        visits = learner.plan(observe(64), temperature=1.0, num_simulations=20, rng=np.random.default_rng(0)).visits
+        visits = learner.actor.plan(observe(64), temperature=1.0, num_simulations=20, rng=np.random.default_rng(0)).visits
         assert ((visits > 0).sum(1) == most).all()
 
 
@@ -388,8 +402,14 @@ def test_moves_beyond_the_root_need_not_be_legal() -> None:
 def test_acting_stores_what_learning_needs(algo: str) -> None:
     for spaces in (PLAIN, TORQUE):
         learner, obs = make(algo, spaces, num_simulations=6), observe(5)
-        for act in (learner.actor.act, learner.warm_up):
-            decision = act(obs, {}, explore=True, rng=np.random.default_rng(0))
+        recipe = ALGORITHMS[algo].recipe
+        assert not recipe.random_start  # the first searches too come with targets
+        for explore in (True, False):
+            decision = learner.actor.act(obs, {}, explore=explore, rng=np.random.default_rng(0))
+            fields = recipe.fields(spaces, learner.hp)
+            assert fields.keys() >= decision.extras.keys()
+            for name, x in decision.extras.items():
+                assert (x.shape[1:], x.dtype) == (fields[name].shape, fields[name].dtype)
             edges = 3 if spaces is PLAIN else SMALL["num_sampled_actions"]
             assert decision.extras["policy"].shape == (5, edges)
             assert decision.extras["root_value"].shape == (5,)
@@ -406,8 +426,8 @@ def test_acting_stores_what_learning_needs(algo: str) -> None:
 
 def test_evaluation_has_numbers_of_its_own() -> None:
     learner, seen = make("muzero", temperature=0.8, eval_num_simulations=9, eval_temperature=0.1), []
-    plan = learner.plan
-    learner.plan = lambda obs, **numbers: (seen.append(numbers), plan(obs, **numbers))[1]
+    plan = learner.actor.plan
+    learner.actor.plan = lambda obs, **numbers: (seen.append(numbers), plan(obs, **numbers))[1]
     for explore in (True, False):
         learner.actor.act(observe(2), {}, explore=explore, rng=np.random.default_rng(0))
     for numbers in seen:
@@ -426,7 +446,7 @@ def test_noise_is_mixed_into_the_root_alone(algo: str, spaces: Spaces) -> None:
     learner, priors = make(algo, spaces), []
     for fraction in (0.0, 0.9):
         numbers = {"temperature": 0.0, "num_simulations": 1, "root_exploration_fraction": fraction}
-        plan = learner.plan(observe(4), rng=np.random.default_rng(0), **numbers)
+        plan = learner.actor.plan(observe(4), rng=np.random.default_rng(0), **numbers)
         priors.append(learner.actor.planner._search.tree.prior[:, :2].copy())
     assert np.abs(priors[0][:, 0] - priors[1][:, 0]).max(1).min() > 0.1
     if spaces is TORQUE:  # a node's draws are all alike
@@ -461,10 +481,10 @@ def test_interior_candidates_are_those_of_their_nodes() -> None:
     """The action that leads to a node is one of the draws made at its parent."""
     learner = make("muzero", TORQUE, num_sampled_actions=3)
     drawn: list[Array] = []
-    draw, recurrent = learner.actor.planner._draw, learner.actor.planner.inference.recurrent
+    draw, recurrent = learner.actor.planner._sample_candidates, learner.actor.planner.inference.recurrent
 
-    def spy_draw(word: Array, rng: Any) -> Array:
-        drawn.append(draw(word, rng))
+    def spy_draw(prediction: Array, rng: Any) -> Array:
+        drawn.append(draw(prediction, rng))
         return drawn[-1]
 
     def spy_recurrent(node: int, parent: Array, action: Array) -> Array:
@@ -472,7 +492,7 @@ def test_interior_candidates_are_those_of_their_nodes() -> None:
             assert (drawn[parent[b]][b] == action[b]).all(-1).any()
         return recurrent(node, parent, action)
 
-    learner.actor.planner._draw, learner.actor.planner.inference.recurrent = spy_draw, spy_recurrent
+    learner.actor.planner._sample_candidates, learner.actor.planner.inference.recurrent = spy_draw, spy_recurrent
     plan = quiet_plan(learner, observe(2), num_simulations=15)
     np.testing.assert_array_equal(plan.candidates, drawn[0])
     assert len(drawn) == 16
@@ -491,7 +511,7 @@ def test_two_players_see_each_others_values() -> None:
     """The root's value of one simulation: the mean of its own word and of r - gamma v of what follows."""
     learner = make("muzero", BOARD, gamma=0.9, **TERNARY)
     single = make("muzero", dataclasses.replace(BOARD, num_players=1), gamma=0.9, **TERNARY)
-    single.load_state_dict(copy.deepcopy(learner.state_dict()))
+    restore(single, learner)
     obs = boards(6)
     tensors = {key: torch.from_numpy(x) for key, x in obs.items()}
     for planned, sign in ((learner, -1.0), (single, 1.0)):

@@ -18,11 +18,13 @@ from naive_planning import (
     Episode,
     make,
     naive_targets,
+    new_replay,
     plan_anew,
     steps,
 )
 from naive_replay import Ends
 from rl_training.acting.forward import to_tensors
+from rl_training.algorithms.efficientzero import value_prefixes
 from rl_training.types import Array, Spaces
 
 ENDS = {
@@ -37,7 +39,7 @@ K = 3
 
 
 def played(learner: Any, count: int = 70, *, ends: str = "both", num_envs: int = 2, seed: int = 0) -> Diary:
-    diary = Diary(learner.make_replay(num_envs))
+    diary = Diary(new_replay(learner, num_envs))
     return diary.play(steps(count, num_envs, spaces=learner.spaces, ends=ENDS[ends], seed=seed))
 
 
@@ -149,7 +151,7 @@ ACTED, FINAL = 3.0, -2.0  # values that a network gives states that were acted i
 def one_episode(learner: Any, rewards: list[float], end: str) -> Any:
     """A replay of one episode that ended thus, or still runs; observations are [0, t]. The target network's values are
     ACTED and FINAL, those of searches -1."""
-    replay, length = learner.make_replay(1), len(rewards)
+    replay, length = new_replay(learner, 1), len(rewards)
     for t, reward in enumerate(rewards):
         flags = {flag: np.array([t == length - 1 and end == flag]) for flag in ("terminated", "truncated")}
         obs = np.array([[0, t], [0, t + 1]], np.float32)
@@ -157,11 +159,10 @@ def one_episode(learner: Any, rewards: list[float], end: str) -> Any:
         step |= {"reward": np.array([reward], np.float32), "root_value": np.array([-1.0], np.float32)}
         replay.add(step | {"policy": np.full((1, NUM_ACTIONS), 1 / 3, np.float32)})
 
-    def values_now(replay: Any, place: Array) -> Array:
-        t = replay.observations(place.reshape(-1))[:, 1].reshape(place.shape)
-        return np.where(t == length, np.float32(FINAL), np.float32(ACTED))
+    def values(obs: Array) -> Array:
+        return np.where(obs[:, 1] == length, np.float32(FINAL), np.float32(ACTED))
 
-    learner.values_now = values_now
+    learner.target_planner.values = values
     return replay
 
 
@@ -379,7 +380,7 @@ def test_value_prefixes_begin_anew_with_the_lstm(horizon: int) -> None:
     diary = played(learner, ends="terminated")
     index = all_places(diary)
     batch = learner.targets(diary.replay, index)
-    prefixes = learner.reward_target(to_tensors(batch, learner.device)).numpy()
+    prefixes = value_prefixes(torch.from_numpy(batch["reward"]), learner.hp.lstm_horizon).numpy()
     assert prefixes.shape == (len(index), K)
     for b, (episode, t) in enumerate(diary.at(index)):
         total = 0.0

@@ -13,10 +13,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from naive_planning import BOARD, DUEL, PLAIN, TORQUE, Diary, make, steps
+from naive_planning import BOARD, DUEL, PLAIN, TORQUE, Diary, make, new_replay, restore, steps
 from naive_replay import Ends
 from rl_training.algorithms.base import scalar_names
-from rl_training.algorithms.planning import squashed_log_prob
+from rl_training.algorithms.planning import to_tensors
+from rl_training.algorithms.planning_losses import squashed_log_prob
 from rl_training.models.muzero import scale_gradient
 from rl_training.types import Batch, Spaces
 
@@ -47,7 +48,7 @@ def prepared(case: str, **changes: Any) -> tuple[Any, Batch]:
     """A learner, and a batch of all kinds of sequences with importance weights."""
     algo, spaces, own = CASES[case]
     learner = make(algo, spaces, **{**NUMBERS, **own, **changes})
-    diary = Diary(learner.make_replay(2)).play(steps(60, spaces=spaces, ends=Ends(0.15, 0.1)))
+    diary = Diary(new_replay(learner)).play(steps(60, spaces=spaces, ends=Ends(0.15, 0.1)))
     index = np.random.default_rng(0).permutation(np.flatnonzero(diary.replay.valid))[:24]
     diary.replay.columns["action"] %= 3  # what names a step in the diary is no action
     if spaces is TORQUE:
@@ -343,7 +344,7 @@ def test_priorities_are_the_errors_of_the_sequences_drawn(case: str) -> None:
     algo, spaces, own = CASES[case]
     numbers = {**NUMBERS, "priority_exponent": 0.7, "beta": 0.5, "batch_size": 8}
     learner = make(algo, spaces, **{**numbers, **own})
-    diary = Diary(learner.make_replay(2)).play(steps(40, spaces=spaces))
+    diary = Diary(new_replay(learner)).play(steps(40, spaces=spaces))
     replay = diary.replay
     replay.columns["action"] = replay.columns["action"] % 3 / (3 if spaces is TORQUE else 1)
     replay.columns["action"] = replay.columns["action"].astype(np.float32 if spaces is TORQUE else np.int64)
@@ -382,7 +383,7 @@ def test_priorities_are_the_errors_of_the_sequences_drawn(case: str) -> None:
 
 def test_steps_at_once_are_steps_on_parts_of_one_batch() -> None:
     learner = make("efficientzero", priority_exponent=0.7, beta=0.5, batch_size=8)
-    replay = Diary(learner.make_replay(2)).play(steps(40)).replay
+    replay = Diary(new_replay(learner)).play(steps(40)).replay
     replay.columns["action"] %= 3
     replay.set_priorities(np.flatnonzero(replay.valid), np.random.default_rng(0).uniform(0.1, 3.0, replay.valid.sum()))
     made, seen, given = [], [], []
@@ -420,7 +421,7 @@ def test_steps_are_taken_at_once_on_a_gpu_alone(device: str, expected: list[int]
 
 def test_importance_weights_reach_the_update() -> None:
     learner = make("muzero", priority_exponent=1.0, beta=0.7, batch_size=8)
-    diary = Diary(learner.make_replay(2)).play(steps(40))
+    diary = Diary(new_replay(learner)).play(steps(40))
     diary.replay.columns["action"] %= 3
     priority = np.random.default_rng(0).uniform(0.1, 3.0, int(diary.replay.valid.sum()))
     places = np.flatnonzero(diary.replay.valid)
@@ -475,7 +476,7 @@ def test_the_target_network_moves_by_tau_and_takes_statistics_over() -> None:
 @pytest.mark.parametrize("interval", [6, 10])
 def test_the_target_follows_every_so_many_env_steps(interval: int) -> None:
     learner = make("muzero", target_update_interval=interval, learning_starts=0, utd_ratio=0.0)
-    replay, moves = learner.make_replay(2), []
+    replay, moves = new_replay(learner), []
     learner.move_target = lambda: moves.append(replay.added)
     for step in steps(30, ends=Ends(0, 0.1, 0)):
         replay.add(step)
@@ -489,7 +490,7 @@ def test_everything_that_is_learned_is_saved() -> None:
     learner.move_target()
     learner.update(batch)
     other = make("efficientzero", seed=5, **{**NUMBERS, **CASES["efficientzero"][2], "learning_rate": 1e-2})
-    other.load_state_dict(copy.deepcopy(learner.state_dict()))
+    restore(other, learner)
     for _ in range(2):
         first, second = learner.update(batch)[0], other.update(batch)[0]
         assert {k: v.item() for k, v in first.items()} == {k: v.item() for k, v in second.items()}
