@@ -72,7 +72,7 @@ def check_self_play(tiny_config: Any, algo: str) -> None:
     """Both sides are learned, no move is illegal, and an opponent is there only in evaluation."""
     config = smoke_config(tiny_config, algo, "self-play", **SCHEDULES)
     seen: list[int] = []
-    result = train(config, callbacks=[lambda run: seen.append(run.runner.spaces.num_players)], progress="silent")
+    result = train(config, callbacks=[lambda run: seen.append(run.source.spaces[0].num_players)], progress="silent")
     check_run(result, config)
     check_schedules(result)
     assert set(seen) == {2}

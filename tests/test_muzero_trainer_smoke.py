@@ -6,6 +6,7 @@ import pytest
 
 from planning_smoke import SCHEDULES, check_resume, check_schedules, check_self_play, smoke_config
 from rl_training import evaluate_checkpoint, predict_checkpoint, resume_training, train
+from rl_training.acting.planning import PlanningActor
 from rl_training.config import ConfigError, InputError
 from rl_training.runtime.muzero_trainer import train_muzero
 from smoke import check_run
@@ -40,16 +41,13 @@ def test_fixed_numbers_stay(tiny_config):
 
 def test_every_search_has_the_numbers_of_its_step(tiny_config, monkeypatch):
     """What a schedule says is what the search is asked for: in acting, not in evaluation."""
-    from rl_training.algorithms.muzero import MuZero
-
-    searched, plan = [], MuZero.plan
+    searched, plan = [], PlanningActor.plan
 
     def spy(self, obs, **numbers):
-        if numbers.get("planner") is None:
-            searched.append((numbers["temperature"], numbers["num_simulations"], numbers["root_exploration_fraction"]))
+        searched.append((numbers["temperature"], numbers["num_simulations"], numbers["root_exploration_fraction"]))
         return plan(self, obs, **numbers)
 
-    monkeypatch.setattr(MuZero, "plan", spy)
+    monkeypatch.setattr(PlanningActor, "plan", spy)
     schedules = {
         "temperature_schedule": {"kind": "linear", "start": 1.0, "end": 0.2},
         "num_simulations_schedule": {"kind": "linear", "start": 2, "end": 6},

@@ -12,10 +12,12 @@ import pytest
 import torch
 
 import probes
-from naive_planning import ALGORITHMS
+from build import build, make_replay
+from rl_training import ALGORITHMS
 from rl_training.types import Array, Spaces
-from test_replay_probes import GAMMA, trained
 
+GAMMA = 0.9
+NUM_ENVS = 8
 HP: dict[str, Any] = {
     "hidden_sizes": (32,),
     "latent_size": 8,
@@ -43,8 +45,17 @@ every_algorithm = pytest.mark.parametrize("algo", OWN)
 
 
 def learn(algo: str, env: Callable[[], gym.Env], *, steps: int = 250, **changes: Any) -> Any:
-    cls = ALGORITHMS[algo]
-    return trained(cls, cls.Hyperparameters(**{**HP, **OWN[algo], **changes}), env, steps)
+    torch.manual_seed(0)
+    runner = probes.ProbeRunner([env() for _ in range(NUM_ENVS)])
+    hp = ALGORITHMS[algo].recipe.hyperparameters(**{**HP, **OWN[algo], **changes})
+    learner = build(algo, runner.spaces, hp)
+    replay, first = make_replay(algo, learner, runner.spaces, NUM_ENVS), np.ones(NUM_ENVS, bool)
+    for _ in range(steps):
+        step = runner.step(learner.actor)
+        replay.add({**step, "first": first})
+        first = step["terminated"] | step["truncated"]
+        learner.learn(replay)
+    return learner
 
 
 def play(learner: Any, *obs: list[float]) -> Array:
