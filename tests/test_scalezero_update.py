@@ -10,9 +10,11 @@ import pytest
 import torch
 from gymnasium.spaces import Box, Discrete
 
-from rl_training.algorithms.muzero import MuZero
+from build import build
 from rl_training.acting.planner import Planner
-from rl_training.algorithms.scalezero import ScaleZero, ScaleZeroHyperparameters
+from rl_training.acting.planning import plan_by_visits
+from rl_training.algorithms.planning import to_tensors
+from rl_training.algorithms.scalezero import ScaleZeroHyperparameters
 from rl_training.config import InputError
 from rl_training.data.replay import Replay
 from rl_training.envs.runner import zero_rows
@@ -44,13 +46,17 @@ def make(tasks=TASKS, **changes):
     """With noise on every parameter, the target's too: zeros agree with anything."""
     torch.manual_seed(0)
     hp = ScaleZeroHyperparameters(**{**SMALL, **changes})
-    rng = np.random.default_rng(0)
-    learner = ScaleZero.build(tasks, hp, rng=rng, device=torch.device("cpu"), names=NAMES[: len(tasks)])
+    learner = build("scalezero", tasks, hp, names=NAMES[: len(tasks)])
     for model in (learner.model, learner.target_model):
         stir(model)
-    for player in learner.players:
-        player.refresh()
+    refresh(learner)
     return learner
+
+
+def refresh(learner):
+    learner.actor.refresh()
+    for planner in learner.target_planners:
+        planner.refresh()
 
 
 @torch.no_grad()
@@ -155,7 +161,7 @@ def naive_targets(learner, task, episode, t):
 def test_targets_are_those_of_the_episodes(task, n_step, bootstrap):
     learner, history = make(n_step=n_step, bootstrap=bootstrap), History(TASKS[task], seed=task)
     index = np.flatnonzero(history.replay.valid)
-    batch = learner.players[task].targets(history.replay, index)
+    batch = learner.targets(task, history.replay, index)
     kinds = set()
     for b, place in enumerate(index):
         episode, t = history.find(place)
@@ -227,7 +233,7 @@ def drawn_batches(learner, histories, size=12):
     rng, batches, places = np.random.default_rng(5), {}, {}
     for task, history in enumerate(histories):
         places[task] = rng.choice(np.flatnonzero(history.replay.valid), size)
-        batch = learner.players[task].targets(history.replay, places[task])
+        batch = learner.targets(task, history.replay, places[task])
         batches[task] = batch | {"weight": rng.random(size).astype(np.float32)}
     return batches, places
 
@@ -323,6 +329,11 @@ def test_priorities_are_the_errors_of_the_values():
         assert max(apart.min(0).max(), apart.min(1).max()) < 1e-5
 
 
+def inputs_at(learner, replay, place):
+    """What a search takes from the places of a replay."""
+    return {"obs": replay.observations(place), **learner.history_at(replay, place)}
+
+
 def roots_at(learner, history, places, model):
     """What a model says of the roots at places, one at a time, from the lists: (policies, values)."""
     policies, values = [], []
@@ -342,31 +353,30 @@ def test_roots_bootstraps_and_training_positions_agree(context):
     """Each sees the same steps before the same observation, wherever in its episode."""
     learner, history = make(context=context), History(TASKS[1], seed=3)
     place = np.flatnonzero(history.replay.valid)
-    player, found = learner.players[1], {}
+    found = {}
     assert {history.find(p)[1] for p in place} >= set(range(5))
-    values = player.values_now(history.replay, place[:12].reshape(4, 3))
-    np.testing.assert_allclose(
-        values.reshape(-1), roots_at(learner, history, place[:12], learner.target_model)[1], atol=1e-5
-    )
-    inputs = player.inputs_at(history.replay, place)
-    for planner, model in ((player.planner, learner.model), (player.target_planner, learner.target_model)):
-        root = planner.look(**inputs, num_simulations=1, rng=learner.rng)
+    values = learner.target_values(1, history.replay, place[:12])
+    np.testing.assert_allclose(values, roots_at(learner, history, place[:12], learner.target_model)[1], atol=1e-5)
+    ours, targets = learner.actor.for_task(1).planner, learner.target_planners[1]
+    inputs = inputs_at(learner, history.replay, place)
+    for planner, model in ((ours, learner.model), (targets, learner.target_model)):
+        root = planner.evaluate_root(**inputs, num_simulations=1, rng=learner.rng)
         policies, found[planner] = roots_at(learner, history, place, model)
         np.testing.assert_allclose(root.logits, policies, atol=1e-5)
         np.testing.assert_allclose(root.value, found[planner], atol=1e-5)
-    batch = to_tensors(player.targets(history.replay, place), learner.device)
+    batch = to_tensors(learner.targets(1, history.replay, place), learner.device)
     with torch.no_grad():
         said = learner.model.unroll(1, batch["obs"], batch["action"], batch.get("history"))
     first = learner.model.value_support.to_scalar(said.value[:, 0]).numpy()
-    np.testing.assert_allclose(first, found[player.planner], atol=1e-5)
-    assert np.abs(found[player.planner] - found[player.target_planner]).min() > 1e-4
+    np.testing.assert_allclose(first, found[ours], atol=1e-5)
+    assert np.abs(found[ours] - found[targets]).min() > 1e-4
 
 
 def test_reanalysed_policies_are_those_of_the_target_network():
     learner = make(reanalyse_ratio=1.0, num_simulations=12, root_exploration_fraction=0.0)
     history = History(TASKS[1], seed=3)
-    player, index = learner.players[1], np.flatnonzero(history.replay.valid)
-    batch = player.targets(history.replay, index)
+    index = np.flatnonzero(history.replay.valid)
+    batch = learner.targets(1, history.replay, index)
     known = batch["policy_mask"].astype(bool)
     place = history.replay.sequences(index, learner.hp.unroll_steps + 1)["place"][known]
     policies = []
@@ -377,10 +387,10 @@ def test_reanalysed_policies_are_those_of_the_target_network():
     ):
         planner = Planner(model.for_task(1), TASKS[1], num_candidates=0)
         numbers = {"temperature": 0.0, "num_simulations": 12, "rng": np.random.default_rng(0)}
-        inputs = player.inputs_at(history.replay, place)
+        inputs = inputs_at(learner, history.replay, place)
         if not remembers:
             del inputs["history"]
-        policies.append(MuZero.plan(player, **inputs, planner=planner, **numbers).policy)
+        policies.append(plan_by_visits(planner, hp=learner.hp, **inputs, **numbers).policy)
     alike = [(batch["policy"][known] == policy).all(1).mean() for policy in policies]
     assert alike[0] > 0.98  # rounding may turn a choice between equals
     assert alike[1] < 0.9
@@ -401,16 +411,16 @@ def test_acting_step_by_step_is_planning_from_the_whole_history(context):
     """Environments that begin an episode forget, each alone; and what is remembered is seen by the weights of now."""
     learner = make(context=context)
     obs, begins = steps_of_play(TASKS[1], 3, 12)
-    memory, episodes = None, [([], []) for _ in range(3)]
+    memory, episodes = {}, [([], []) for _ in range(3)]
     for now, first in zip(obs, begins, strict=True):
         stir(learner.model)
-        learner.players[1].refresh()
-        if memory is not None and first.any():
+        refresh(learner)
+        if memory and first.any():
             memory = zero_rows(memory, first)
         for env in np.flatnonzero(first):
             episodes[env] = ([], [])
         before = copy.deepcopy(memory)
-        decision = learner.actor.act(now, memory, explore=False, rng=np.random.default_rng(0), task=1)
+        decision = learner.actor.for_task(1).act(now, memory, explore=False, rng=np.random.default_rng(0))
         assert str(memory) == str(before)  # the caller's stays
         memory = decision.memory
         for env, (seen, played) in enumerate(episodes):
@@ -421,7 +431,7 @@ def test_acting_step_by_step_is_planning_from_the_whole_history(context):
                 history = {"obs": np.stack(seen[last])[None], "action": np.array([played[last]])}
                 history |= {"length": np.array([count])}
             numbers = {"temperature": 0.0, "num_simulations": 4, "rng": np.random.default_rng(0)}
-            alone = learner.plan(now[env : env + 1], task=1, history=history, **numbers)
+            alone = learner.actor.for_task(1).plan(now[env : env + 1], history=history, **numbers)
             np.testing.assert_allclose(decision.extras["root_value"][env], alone.value[0], atol=1e-5)
             np.testing.assert_array_equal(decision.extras["policy"][env], alone.policy[0])
             seen.append(now[env])
@@ -430,13 +440,13 @@ def test_acting_step_by_step_is_planning_from_the_whole_history(context):
 
 def test_the_same_observation_after_other_steps_is_another_plan():
     learner, rng = make(num_simulations=12), np.random.default_rng(0)
-    now, memories = rng.standard_normal((60, 2)).astype(np.float32), [None, None]
+    now, memories = rng.standard_normal((60, 2)).astype(np.float32), [{}, {}]
     for _ in range(2):
         for i, memory in enumerate(memories):
             earlier = 3 * rng.standard_normal((60, 2)).astype(np.float32)
-            memories[i] = learner.actor.act(earlier, memory, explore=False, rng=rng, task=1).memory
+            memories[i] = learner.actor.for_task(1).act(earlier, memory, explore=False, rng=rng).memory
     one, other, fresh = (
-        learner.actor.act(now, memory, explore=False, rng=rng, task=1).extras for memory in (*memories, None)
+        learner.actor.for_task(1).act(now, memory, explore=False, rng=rng).extras for memory in (*memories, {})
     )
     for plan in (other, fresh):
         assert np.abs(one["root_value"] - plan["root_value"]).min() > 1e-5
@@ -445,9 +455,9 @@ def test_the_same_observation_after_other_steps_is_another_plan():
 
 def test_memory_of_other_environments_is_an_error():
     learner = make()
-    memory = learner.actor.act(np.zeros((2, 2), np.float32), {}, explore=False, rng=learner.rng, task=1).memory
+    memory = learner.actor.for_task(1).act(np.zeros((2, 2), np.float32), {}, explore=False, rng=learner.rng).memory
     with pytest.raises(InputError, match=r"3 observations, but the memory is that of 2 environments.*reset"):
-        learner.actor.act(np.zeros((3, 2), np.float32), memory, explore=False, rng=learner.rng, task=1)
+        learner.actor.for_task(1).act(np.zeros((3, 2), np.float32), memory, explore=False, rng=learner.rng)
 
 
 @pytest.mark.parametrize(
@@ -470,12 +480,8 @@ def test_memory_of_other_environments_is_an_error():
 )
 def test_when_a_stage_is_over(stage, since, solved, before, adapters, over):
     tasks = [TASKS[0]] * 6
-    learner = ScaleZero.build(
-        tasks,
-        ScaleZeroHyperparameters(**{**SMALL, "num_adapters": adapters, "base_stage_steps": 100, "stage_steps": 150}),
-        rng=np.random.default_rng(0),
-        device=torch.device("cpu"),
-    )
+    stages = {"num_adapters": adapters, "base_stage_steps": 100, "stage_steps": 150}
+    learner = build("scalezero", tasks, ScaleZeroHyperparameters(**{**SMALL, **stages}))
     learner.stage, learner.solved, learner.solved_before = stage, list(range(solved)), before
     learner.gradient_steps, learner.stage_began = 1000 + since, 1000
     assert learner.stage_is_over() is over
@@ -494,10 +500,10 @@ def test_a_new_stage_changes_no_answer_and_then_trains_its_adapter_alone():
     assert learner.stage_is_over()
     obs = replays[0].observations(np.flatnonzero(replays[0].valid)[:4])
     numbers = {"temperature": 0.0, "num_simulations": 9, "rng": np.random.default_rng(0)}
-    before = learner.plan(obs, task=0, **numbers)
+    before = learner.actor.for_task(0).plan(obs, **numbers)
     weights = copy.deepcopy(learner.model.state_dict())
     learner.next_stage()
-    after = learner.plan(obs, task=0, **numbers)
+    after = learner.actor.for_task(0).plan(obs, **numbers)
     np.testing.assert_allclose(after.value, before.value, atol=1e-6)
     assert np.array_equal(after.visits, before.visits)
     assert int(learner.model.stage) == int(learner.target_model.stage) == learner.stage == 1
@@ -510,7 +516,7 @@ def test_a_new_stage_changes_no_answer_and_then_trains_its_adapter_alone():
     assert {name.rpartition(".")[2] for name in inside} >= {"up1", "scale_logit"}
     assert {name.split(".")[0] for name in changed} == {"transformer", "encoders", "heads", "task", "stage"}
     assert (learner.stage_began, learner.solved_before) == (2, 0)
-    assert learner.plan(obs, task=0, **numbers).value.tolist() != after.value.tolist()
+    assert learner.actor.for_task(0).plan(obs, **numbers).value.tolist() != after.value.tolist()
 
 
 def test_dropout_is_drawn_anew_each_time_and_decided_by_the_seed():
@@ -577,19 +583,22 @@ def test_returns_of_no_task_are_an_error():
         make(target_returns={"Lift-v0": 3.0})
 
 
+def state_of(learner):
+    return learner.actor.state_dict() | learner.state_dict()
+
+
 def test_planning_takes_its_numbers_from_the_call_and_changes_nothing():
     learner, history = make(), History(TASKS[1], seed=0)
     obs = history.replay.observations(np.arange(5))
-    before, hp = copy.deepcopy(learner.state_dict()), learner.hp
+    before, hp = copy.deepcopy(state_of(learner)), learner.hp
     visits = [
-        learner.plan(obs, task=1, temperature=1.0, num_simulations=n, rng=np.random.default_rng(0)).visits.sum(1)
+        learner.actor.for_task(1).plan(obs, temperature=1.0, num_simulations=n, rng=np.random.default_rng(0)).visits.sum(1)
         for n in (3, 11)
     ]
     assert [set(v.tolist()) for v in visits] == [{3}, {11}]
     plans = [
-        learner.plan(
+        learner.actor.for_task(1).plan(
             obs,
-            task=1,
             temperature=0.0,
             num_simulations=16,
             root_exploration_fraction=fraction,
@@ -600,18 +609,19 @@ def test_planning_takes_its_numbers_from_the_call_and_changes_nothing():
     assert np.array_equal(plans[0], plans[1])
     assert not np.array_equal(plans[2], plans[3])
     assert learner.hp is hp
-    assert str(before) == str(learner.state_dict())
+    assert learner.actor.for_task(1).hp is hp
+    assert str(before) == str(state_of(learner))
 
 
 def test_evaluation_searches_as_its_settings_say():
     learner = make(eval_num_simulations=9, eval_temperature=0.0, num_simulations=3)
     seen = []
-    player = learner.players[1]
-    original = player.plan
-    player.plan = lambda obs, **numbers: seen.append(numbers) or original(obs, **numbers)
+    actor = learner.actor.for_task(1)
+    original = actor.plan
+    actor.plan = lambda obs, **numbers: seen.append(numbers) or original(obs, **numbers)
     obs = np.zeros((4, 2), np.float32)
     for explore in (True, False):
-        decision = learner.actor.act(obs, {}, explore=explore, rng=np.random.default_rng(0), task=1)
+        decision = actor.act(obs, {}, explore=explore, rng=np.random.default_rng(0))
         assert decision.extras["policy"].shape == (4, 3)
         assert decision.extras["root_value"].shape == (4,)
     names = ("temperature", "num_simulations", "root_exploration_fraction")
