@@ -171,7 +171,9 @@ def test_a_plan_from_graphs_is_the_plain_one(
     for batch in (9, 3):
         obs = boards(batch) if spaces is BOARD else np.random.default_rng(batch).normal(size=(batch, 2)).astype("f")
         fast, slow = (
-            learner.plan(obs, temperature=0.0, num_simulations=8, rng=np.random.default_rng(0), planner=planner)
+            learner.actor.plan_with(
+                planner, obs, learner.hp, temperature=0.0, num_simulations=8, rng=np.random.default_rng(0)
+            )
             for planner in planners
         )
         np.testing.assert_array_equal(fast.visits, slow.visits)
@@ -197,12 +199,13 @@ def rows_of(batch: Any, rows: Array) -> Any:
 
 def assert_same_update(one: Any, other: Any, batch: Any) -> None:
     reports = [each.update(batch) for each in (one, other)]
-    (ours, our_error), (theirs, their_error) = reports
-    assert ours.keys() == theirs.keys()
-    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
-    assert torch.equal(our_error, their_error)
-    assert torch.equal(one.optimizer.parameters.gradient, other.optimizer.parameters.gradient)
-    assert torch.equal(one.optimizer.parameters.vector, other.optimizer.parameters.vector)
+    (report, error), (plain_report, plain_error) = reports
+    assert report.keys() == plain_report.keys()
+    assert all(torch.equal(report[name], plain_report[name]) for name in report)
+    assert torch.equal(error, plain_error)
+    ours, theirs = (each.optimizers["model"].parameters for each in (one, other))
+    assert torch.equal(ours.gradient, theirs.gradient)
+    assert torch.equal(ours.vector, theirs.vector)
 
 
 @pytest.mark.parametrize("case", CASES)
