@@ -183,7 +183,9 @@ def naive_visits(name: str, learner: Any, obs: Array, num_simulations: int) -> t
         return said.state, leaf(said)
 
     root = model.initial(torch.from_numpy(obs))
-    found = naive_search(name, World(step, root.state, leaf(root)), num_simulations=num_simulations, constants=SearchConstants())
+    found = naive_search(
+        name, World(step, root.state, leaf(root)), num_simulations=num_simulations, constants=SearchConstants()
+    )
     return found.visits, found.margin > 1e-4
 
 
@@ -287,9 +289,7 @@ def test_simulations_are_those_of_the_call(algo: str) -> None:
     learner = make(algo)
     for count in (1, 30, 2, 7, 30):
         for batch in (3, 1):
-            assert (
-                quiet_plan(learner, observe(batch), num_simulations=count).visits.sum(1).tolist() == [count] * batch
-            )
+            assert quiet_plan(learner, observe(batch), num_simulations=count).visits.sum(1).tolist() == [count] * batch
     assert learner.hp.num_simulations == SMALL["num_simulations"]
     with pytest.raises(ValueError, match="num_simulations should be at least 1, got 0"):
         quiet_plan(learner, observe(1), num_simulations=0)
@@ -366,7 +366,9 @@ def test_gumbel_considers_no_more_actions_than_it_is_told() -> None:
     spaces = Spaces(PLAIN.observation, Discrete(7))
     for most in (1, 2, 5):
         learner = make("gumbel_muzero", spaces, max_considered_actions=most)
-        visits = learner.actor.plan(observe(64), temperature=1.0, num_simulations=20, rng=np.random.default_rng(0)).visits
+        visits = learner.actor.plan(
+            observe(64), temperature=1.0, num_simulations=20, rng=np.random.default_rng(0)
+        ).visits
         assert ((visits > 0).sum(1) == most).all()
 
 
@@ -527,7 +529,11 @@ def by_naive_search(learner: Any, obs: dict[str, Array], *, known: bool) -> list
     """Searches of boards by the learner's model, one by one; `known`: outcomes are known to lie between -1 and 1."""
     model, hp = learner.model, learner.hp
     gumbel = isinstance(learner, GumbelMuZero)
-    numbers = SearchConstants(c_visit=hp.c_visit, c_scale=hp.c_scale) if gumbel else SearchConstants(hp.pb_c_init, hp.pb_c_base)
+    numbers = (
+        SearchConstants(c_visit=hp.c_visit, c_scale=hp.c_scale)
+        if gumbel
+        else SearchConstants(hp.pb_c_init, hp.pb_c_base)
+    )
     numbers = numbers._replace(low=-1.0, high=1.0) if known else numbers
 
     def leaf(output: Any, reward: float) -> Leaf:

@@ -592,18 +592,22 @@ def test_planning_takes_its_numbers_from_the_call_and_changes_nothing():
     obs = history.replay.observations(np.arange(5))
     before, hp = copy.deepcopy(state_of(learner)), learner.hp
     visits = [
-        learner.actor.for_task(1).plan(obs, temperature=1.0, num_simulations=n, rng=np.random.default_rng(0)).visits.sum(1)
+        learner.actor.for_task(1)
+        .plan(obs, temperature=1.0, num_simulations=n, rng=np.random.default_rng(0))
+        .visits.sum(1)
         for n in (3, 11)
     ]
     assert [set(v.tolist()) for v in visits] == [{3}, {11}]
     plans = [
-        learner.actor.for_task(1).plan(
+        learner.actor.for_task(1)
+        .plan(
             obs,
             temperature=0.0,
             num_simulations=16,
             root_exploration_fraction=fraction,
             rng=np.random.default_rng(seed),
-        ).visits
+        )
+        .visits
         for fraction, seed in ((0.0, 0), (0.0, 1), (1.0, 0), (1.0, 1))
     ]
     assert np.array_equal(plans[0], plans[1])

@@ -123,7 +123,9 @@ class Case:
 
     def check_outcome(self, result: SearchResult) -> None:
         logits = Trees(self.worlds).root.logits
-        action, target = gumbel_outcome(result, logits, self.legal if self.masked else None, self.gumbel, self.constants)
+        action, target = gumbel_outcome(
+            result, logits, self.legal if self.masked else None, self.gumbel, self.constants
+        )
         np.testing.assert_array_equal(action, [found.action for found in self.found])
         np.testing.assert_allclose(target, [found.target for found in self.found], rtol=0, atol=1e-3)
 
@@ -150,7 +152,9 @@ def bandit(rewards: list[float], logits: list[float] | None = None) -> World:
     return told_by(lambda path: Leaf(prior, 0.0, rewards[path[0]] if len(path) == 1 else 0.0))
 
 
-def plan(name: str, world: World, num_simulations: int, constants: SearchConstants | None = None, **options: Any) -> SearchResult:
+def plan(
+    name: str, world: World, num_simulations: int, constants: SearchConstants | None = None, **options: Any
+) -> SearchResult:
     trees = Trees([world])
     if is_gumbel(name):
         options = {"gumbel": np.zeros((1, len(world.root.logits)), np.float32), **options}
@@ -260,7 +264,9 @@ def test_the_root_of_puct_is_as_the_formula_says():
         seen = [float(a) for a in (0, 1) if visits[a]]
         span = len(seen) > 1
         total = sum(visits) + 1
-        rate = math.sqrt(total) * (constants.pb_c_init + math.log((total + constants.pb_c_base + 1) / constants.pb_c_base))
+        rate = math.sqrt(total) * (
+            constants.pb_c_init + math.log((total + constants.pb_c_base + 1) / constants.pb_c_base)
+        )
         q = [0.0, 1.0 if visits[1] else 0.0]  # before the bounds are apart, Q itself: the same here
         assert span or q[0] == 0.0
         scores = [q[a] + p * rate / (1 + visits[a]) for a, p in enumerate([0.7, 0.3])]
@@ -357,7 +363,13 @@ def test_what_is_illegal_is_never_done_at_the_root_and_may_be_done_below(name, n
 
     options = {"gumbel": np.float32([[50.0, 0.0, 50.0, 0.1, 50.0]])} if is_gumbel(name) else {}
     result = Search(5)(
-        rules(name), evaluate, trees.root, num_simulations=num_simulations, legal=legal, constants=usual(name), **options
+        rules(name),
+        evaluate,
+        trees.root,
+        num_simulations=num_simulations,
+        legal=legal,
+        constants=usual(name),
+        **options,
     )
     assert result.visits[0][~legal[0]].tolist() == [0, 0, 0]
     assert result.visits.sum() == num_simulations
