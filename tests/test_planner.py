@@ -183,9 +183,8 @@ def naive_visits(name: str, learner: Any, obs: Array, num_simulations: int) -> t
         return said.state, leaf(said)
 
     root = model.initial(torch.from_numpy(obs))
-    found = naive_search(
-        name, World(step, root.state, leaf(root)), num_simulations=num_simulations, constants=SearchConstants()
-    )
+    world = World(step, root.state, leaf(root))
+    found = naive_search(name, world, num_simulations=num_simulations, constants=SearchConstants())
     return found.visits, found.margin > 1e-4
 
 
@@ -366,10 +365,8 @@ def test_gumbel_considers_no_more_actions_than_it_is_told() -> None:
     spaces = Spaces(PLAIN.observation, Discrete(7))
     for most in (1, 2, 5):
         learner = make("gumbel_muzero", spaces, max_considered_actions=most)
-        visits = learner.actor.plan(
-            observe(64), temperature=1.0, num_simulations=20, rng=np.random.default_rng(0)
-        ).visits
-        assert ((visits > 0).sum(1) == most).all()
+        plan = learner.actor.plan(observe(64), temperature=1.0, num_simulations=20, rng=np.random.default_rng(0))
+        assert ((plan.visits > 0).sum(1) == most).all()
 
 
 @every_algorithm
@@ -529,12 +526,9 @@ def by_naive_search(learner: Any, obs: dict[str, Array], *, known: bool) -> list
     """Searches of boards by the learner's model, one by one; `known`: outcomes are known to lie between -1 and 1."""
     model, hp = learner.model, learner.hp
     gumbel = isinstance(learner, GumbelMuZero)
-    numbers = (
-        SearchConstants(c_visit=hp.c_visit, c_scale=hp.c_scale)
-        if gumbel
-        else SearchConstants(hp.pb_c_init, hp.pb_c_base)
-    )
-    numbers = numbers._replace(low=-1.0, high=1.0) if known else numbers
+    own = ("c_visit", "c_scale") if gumbel else ("pb_c_init", "pb_c_base")
+    constants = SearchConstants(**{name: getattr(hp, name) for name in own})
+    constants = constants._replace(low=-1.0, high=1.0) if known else constants
 
     def leaf(output: Any, reward: float) -> Leaf:
         return Leaf(output.policy[0].numpy(), output.value.item(), reward, -hp.gamma)
@@ -550,7 +544,7 @@ def by_naive_search(learner: Any, obs: dict[str, Array], *, known: bool) -> list
             root = model.initial({key: torch.from_numpy(x[row : row + 1]) for key, x in obs.items()})
         world = World(follow, root.state, leaf(root, 0.0))
         name, legal = "GUMBEL_TREE" if gumbel else "MUZERO", obs["action_mask"][row]
-        found.append(naive_search(name, world, num_simulations=12, constants=numbers, legal=legal))
+        found.append(naive_search(name, world, num_simulations=12, constants=constants, legal=legal))
     return found
 
 

@@ -591,29 +591,25 @@ def test_planning_takes_its_numbers_from_the_call_and_changes_nothing():
     learner, history = make(), History(TASKS[1], seed=0)
     obs = history.replay.observations(np.arange(5))
     before, hp = copy.deepcopy(state_of(learner)), learner.hp
+    actor = learner.actor.for_task(1)
     visits = [
-        learner.actor.for_task(1)
-        .plan(obs, temperature=1.0, num_simulations=n, rng=np.random.default_rng(0))
-        .visits.sum(1)
-        for n in (3, 11)
+        actor.plan(obs, temperature=1.0, num_simulations=n, rng=np.random.default_rng(0)).visits.sum(1) for n in (3, 11)
     ]
     assert [set(v.tolist()) for v in visits] == [{3}, {11}]
     plans = [
-        learner.actor.for_task(1)
-        .plan(
+        actor.plan(
             obs,
             temperature=0.0,
             num_simulations=16,
             root_exploration_fraction=fraction,
             rng=np.random.default_rng(seed),
-        )
-        .visits
+        ).visits
         for fraction, seed in ((0.0, 0), (0.0, 1), (1.0, 0), (1.0, 1))
     ]
     assert np.array_equal(plans[0], plans[1])
     assert not np.array_equal(plans[2], plans[3])
     assert learner.hp is hp
-    assert learner.actor.for_task(1).hp is hp
+    assert actor.hp is hp
     assert str(before) == str(state_of(learner))
 
 

@@ -123,9 +123,8 @@ class Case:
 
     def check_outcome(self, result: SearchResult) -> None:
         logits = Trees(self.worlds).root.logits
-        action, target = gumbel_outcome(
-            result, logits, self.legal if self.masked else None, self.gumbel, self.constants
-        )
+        legal = self.legal if self.masked else None
+        action, target = gumbel_outcome(result, logits, legal, self.gumbel, self.constants)
         np.testing.assert_array_equal(action, [found.action for found in self.found])
         np.testing.assert_allclose(target, [found.target for found in self.found], rtol=0, atol=1e-3)
 
@@ -258,15 +257,13 @@ def test_the_first_of_equals_is_taken_at_the_root_and_below(name):
 
 def test_the_root_of_puct_is_as_the_formula_says():
     """Two arms of Q 0 and 1 under tree-wide bounds: taken in the order that the scores give, step by step."""
-    logits, constants = np.log([0.7, 0.3]), SearchConstants()
+    logits, (c1, c2, *_) = np.log([0.7, 0.3]), SearchConstants()
     visits = [0, 0]
     for n in range(1, 60):
         seen = [float(a) for a in (0, 1) if visits[a]]
         span = len(seen) > 1
         total = sum(visits) + 1
-        rate = math.sqrt(total) * (
-            constants.pb_c_init + math.log((total + constants.pb_c_base + 1) / constants.pb_c_base)
-        )
+        rate = math.sqrt(total) * (c1 + math.log((total + c2 + 1) / c2))
         q = [0.0, 1.0 if visits[1] else 0.0]  # before the bounds are apart, Q itself: the same here
         assert span or q[0] == 0.0
         scores = [q[a] + p * rate / (1 + visits[a]) for a, p in enumerate([0.7, 0.3])]
@@ -361,16 +358,10 @@ def test_what_is_illegal_is_never_done_at_the_root_and_may_be_done_below(name, n
         taken.append((int(parent[0]), int(action[0])))
         return trees(node, parent, action)
 
-    options = {"gumbel": np.float32([[50.0, 0.0, 50.0, 0.1, 50.0]])} if is_gumbel(name) else {}
-    result = Search(5)(
-        rules(name),
-        evaluate,
-        trees.root,
-        num_simulations=num_simulations,
-        legal=legal,
-        constants=usual(name),
-        **options,
-    )
+    options: dict[str, Any] = {"num_simulations": num_simulations, "legal": legal, "constants": usual(name)}
+    if is_gumbel(name):
+        options["gumbel"] = np.float32([[50.0, 0.0, 50.0, 0.1, 50.0]])
+    result = Search(5)(rules(name), evaluate, trees.root, **options)
     assert result.visits[0][~legal[0]].tolist() == [0, 0, 0]
     assert result.visits.sum() == num_simulations
     assert {action for parent, action in taken if parent == 0} <= {1, 3}
