@@ -8,8 +8,8 @@ import torch
 from gymnasium.spaces import Box, Discrete
 
 from rl_training.acting.inference import TorchInference
-from rl_training.models.moe import Adapters
 from rl_training.acting.numpy_transformer import NumpyInference, task_inference
+from rl_training.models.moe import Adapters
 from rl_training.models.scalezero import ScaleZeroModel
 from rl_training.models.world_transformer import Size
 from rl_training.types import Spaces
