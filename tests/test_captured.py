@@ -183,7 +183,7 @@ def test_a_plan_from_graphs_is_the_plain_one(
 
 def graphed(learner: Any) -> RecordedCapture:
     capture = RecordedCapture()
-    learner.graphed = GraphedGradient(learner.gradient, capture)
+    learner.fast_gradient = GraphedGradient(learner.gradient, learner.constants_of_gradient, capture)
     return capture
 
 
@@ -230,7 +230,7 @@ def test_a_report_is_not_overwritten_by_the_next() -> None:
     learner.update(rows_of(batch, np.arange(24)[::-1].copy()))
     assert all(torch.equal(report[name], kept[0][name]) for name in report)
     assert torch.equal(error, kept[1])
-    assert learner.graphed.graph is not None
+    assert learner.fast_gradient.graph is not None
 
 
 def test_another_coefficient_or_size_is_another_capture() -> None:
@@ -255,7 +255,7 @@ def test_where_numbers_keep_changing_it_goes_on_without() -> None:
         for _ in range(GraphedGradient.WARM_UP + 1):
             assert_same_update(one, other, batch)
     assert len(capture.made) == GraphedGradient.PATIENCE
-    assert one.graphed.graph is None
+    assert one.fast_gradient.graph is None
 
 
 @pytest.mark.parametrize("case", ["muzero", "gumbel", "continuous", "efficientzero"])

@@ -18,12 +18,12 @@ from naive_planning import BOARD, PLAIN, SMALL, TORQUE, make
 from probes import random_observation
 from recorded_capture import RecordedCapture
 from rl_training import ALGORITHMS
-from rl_training.acting import scalezero as scalezero_actors
+from rl_training.acting import planner as planner_module
 from rl_training.acting.inference import GraphInference, TorchInference
 from rl_training.acting.numpy_transformer import NumpyInference
 from rl_training.acting.planner import Plan, Planner
 from rl_training.acting.planning import search_arguments
-from rl_training.envs.runner import zero_rows
+from rl_training.data.recurrent import reset_rows
 from rl_training.models.moe import MixtureOfExperts
 from rl_training.models.scalezero import ScaleZeroModel
 from rl_training.types import Array, Spaces
@@ -86,7 +86,7 @@ class School:
                         "truncated": np.zeros(NUM_ENVS, bool), **decision.extras,
                     }
                 )  # fmt: skip
-                memory = zero_rows(decision.memory, over) if decision.memory else {}
+                memory = reset_rows(decision.memory, over) if decision.memory else {}
                 obs, first = following, over
         assert self.learner.learn(self.replays if self.several else self.replays[0])
 
@@ -212,8 +212,8 @@ def test_every_path_searches_with_what_was_loaded(case: str) -> None:
 
 
 def planner_with(actor: Any, inference: TorchInference) -> Planner:
-    planner = Planner(actor.model, actor.spaces, num_candidates=actor.hp.num_sampled_actions, inference=inference)
-    planner.fusable = False
+    planner = Planner(actor.model, actor.spaces, num_candidates=actor.hp.num_sampled_actions)
+    planner.inference, planner.fusable = inference, False
     return planner
 
 
@@ -228,7 +228,7 @@ INFERENCE = {
 def only(path: str) -> Iterator[None]:
     """Within, planners of tasks are made for this path; as on a GPU where it is that of graphs."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(scalezero_actors, "task_inference", INFERENCE[path])
+        patched.setattr(planner_module, "make_inference", INFERENCE[path])
         if path == "graphs":
             patched.setattr(MixtureOfExperts, "chosen_experts", MixtureOfExperts.all_experts)
             patched.setattr(ScaleZeroModel, "fixed_weights", lambda self: contextlib.nullcontext())

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete
 from torch import Tensor, nn
 
-from rl_training.acting.inference import make_inference
+from rl_training.acting.paths import make_inference
 from rl_training.algorithms.optim import Adam, gradient_step
 from rl_training.config import InputError
 from rl_training.models.moe import Adapters, MixtureOfExperts, ScaledLinear

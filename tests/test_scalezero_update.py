@@ -13,6 +13,7 @@ from gymnasium.spaces import Box, Discrete
 from build import build
 from rl_training.acting.planner import Planner
 from rl_training.acting.planning import plan_by_visits
+from rl_training.algorithms.optim import soft_update
 from rl_training.algorithms.planning import to_tensors
 from rl_training.algorithms.scalezero import ScaleZeroHyperparameters
 from rl_training.config import InputError
@@ -287,7 +288,7 @@ def test_a_gradient_step_is_that_of_torch_and_the_target_follows(max_grad_norm, 
         torch.nn.utils.clip_grad_norm_(twin.trainable_parameters(), max_grad_norm)
         optimizer.step()
         learner.update(tensors)
-        learner.move_target()
+        soft_update(learner.target_model, learner.model, learner.hp.tau)
         with torch.no_grad():
             for old, new in zip(target.parameters(), twin.parameters(), strict=True):
                 old.mul_(0.7).add_(new, alpha=0.3)
