@@ -19,7 +19,7 @@ ALGOS = sorted(ALGORITHMS)
 
 
 def weights(path):
-    return load_checkpoint(path).state["algorithm"]["model"]
+    return load_checkpoint(path).state["actor"]["model"]
 
 
 def same(one, other):
