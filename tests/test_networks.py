@@ -33,7 +33,7 @@ def linears(network: nn.Module) -> list[Any]:
 
 def test_layers_are_orthogonal_with_the_usual_gains() -> None:
     model = ActorCritic(Spaces(Box(-1, 1, (7,)), Discrete(5)), (64, 32))
-    for network, head_gain in ((model.policy, 0.01), (model.critic, 1.0)):
+    for network, head_gain in zip(model.networks(), (0.01, 1.0), strict=True):
         gains = [2**0.5, 2**0.5, head_gain]
         for layer, gain in zip(linears(network), gains, strict=True):
             assert_orthogonal(layer.weight, gain)
@@ -134,7 +134,7 @@ ACTIONS: dict[str, tuple[gym.Space, tuple[int, ...], type]] = {
 
 def acting_of(model: ActorCritic, kind: Any = make_forward) -> Any:
     """What `act` makes of a model: observations -> (policy, values [N])."""
-    forward = kind(model.encoder, model.policy, model.critic)
+    forward = kind(model.encoder, *model.networks())
 
     def acting(obs: Any) -> Any:
         output, value = forward(obs)
