@@ -39,11 +39,11 @@ def play_elsewhere(
     weights: Weights,
     observations: Sequence[Observation],
     entry: Any = None,
-) -> tuple[int, list[dict[str, Any]], int]:
-    """To be called in another process: (version, decisions, process id). entry: of an algorithm that is not in the table there."""
+) -> tuple[Weights, list[dict[str, Any]], int]:
+    """To be called in another process: (weights, decisions, process id). entry: of an algorithm that is not in the table there."""
     torch.set_num_threads(1)
     if entry is not None:
         ALGORITHMS[algo] = entry
     actor = actor_alone(algo, spaces_json, hp)
     actor.load(weights)
-    return actor.version, play(algo, actor, observations), os.getpid()
+    return actor.weights(), play(algo, actor, observations), os.getpid()
