@@ -205,9 +205,7 @@ def test_the_error_names_file_and_entry(sound, tmp_path, only_built):
     safetensors.numpy.save_file(changed, directory / "actor.safetensors")
     seal(directory)
     for use in (load_policy, evaluate_checkpoint, resume_training):
-        with pytest.raises(
-            CheckpointError, match=rf"step_48.state\.json.*actor\.{name} should be float32 of shape"
-        ):
+        with pytest.raises(CheckpointError, match=rf"step_48.state\.json.*actor\.{name} should be float32 of shape"):
             use(directory)
 
 
