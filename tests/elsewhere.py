@@ -1,4 +1,4 @@
-"""An actor alone, here or in another process: from the algorithm's name, spaces as JSON, hyperparameters and weights."""
+"""An actor alone, here or in another process: from an algorithm's name, spaces as JSON, hyperparameters, weights."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def play_elsewhere(
     observations: Sequence[Observation],
     entry: Any = None,
 ) -> tuple[Weights, list[dict[str, Any]], int]:
-    """To be called in another process: (weights, decisions, process id). entry: of an algorithm that is not in the table there."""
+    """To be called in another process: (weights, decisions, process id). entry: where the table there has none."""
     torch.set_num_threads(1)
     if entry is not None:
         ALGORITHMS[algo] = entry
