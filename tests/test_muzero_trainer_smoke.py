@@ -7,7 +7,9 @@ import pytest
 from planning_smoke import SCHEDULES, check_resume, check_schedules, check_self_play, smoke_config
 from rl_training import evaluate_checkpoint, predict_checkpoint, resume_training, train
 from rl_training.acting.planning import PlanningActor
+from rl_training.algorithms.muzero import MuZeroHyperparameters
 from rl_training.config import ConfigError, InputError
+from rl_training.runtime.controls import Controls
 from rl_training.runtime.muzero_trainer import train_muzero
 from smoke import check_run
 
@@ -60,13 +62,27 @@ def test_every_search_has_the_numbers_of_its_step(tiny_config, monkeypatch):
     assert {numbers for numbers in searched if numbers[2] == 0} == {(0.0, 7, 0.0)}
 
 
-def test_the_default_temperature_cools_in_steps(tiny_config):
+def test_the_default_temperature_and_learning_rate_fall(tiny_config):
     seen = {}
     config = tiny_config("muzero", {"total_timesteps": 400})
-    train(config, callbacks=[lambda run: seen.update({run.step: run.learner.temperature})], progress="silent")
-    assert {seen[2], seen[150]} == {1.0}
-    assert {seen[220], seen[290]} == {0.5}
-    assert {seen[320], seen[400]} == {0.25}
+
+    def note(run):
+        seen[run.step] = run.learner.temperature, run.learner.learning_rate
+
+    train(config, callbacks=[note], progress="silent")
+    for step, (temperature, rate) in seen.items():
+        done = min(step / 399, 1.0)
+        assert temperature == pytest.approx(0.5 - 0.4 * done)
+        assert rate == pytest.approx(2e-3 - 1.9e-3 * done)
+
+
+def test_on_atari_the_temperature_falls_in_the_steps_of_the_paper():
+    atari = Controls(MuZeroHyperparameters, {}, 400, atari=True)
+    assert [atari.at(step).temperature for step in (2, 150, 220, 290, 320, 399)] == [1.0, 1.0, 0.5, 0.5, 0.25, 0.25]
+    assert {atari.at(step).learning_rate for step in (0, 399)} == {1e-3}
+    assert (atari.at(0).priority_exponent, atari.at(0).hidden_gradient_scale) == (1.0, 0.5)
+    given = Controls(MuZeroHyperparameters, {"temperature": 0.3}, 400, atari=True)
+    assert {given.at(step).temperature for step in (0, 399)} == {0.3}
 
 
 @pytest.mark.parametrize("case", ["images", "continuous"])

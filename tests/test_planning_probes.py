@@ -30,6 +30,7 @@ HP: dict[str, Any] = {
     "buffer_capacity": 10_000,
     "learning_starts": 64,
     "learning_rate": 5e-3,
+    "hidden_gradient_scale": 0.5,
     "weight_decay": 1e-4,
     "value_coef": 1.0,
     "gamma": GAMMA,

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 from llvmlite.binding import get_host_cpu_features
-from numba import njit, types
+from numba import TypingError, njit, types
 from numba.extending import intrinsic
 
 try:
@@ -73,7 +73,7 @@ def make_tile(rows: int, vectors: int, ways: int) -> Any:
     def tile(context: Any, x: Any, weight: Any, out: Any, i: Any, j: Any, inputs: Any) -> Any:
         for array in (x, weight, out):
             if (array.dtype, array.ndim, array.layout) != (types.float32, 2, "C"):
-                raise TypeError(f"a tile is made of contiguous [rows, columns] of float32, not of {array}")
+                raise TypingError(f"a tile is made of contiguous [rows, columns] of float32, not of {array}")
         return types.void(x, weight, out, types.intp, types.intp, types.intp), build
 
     return intrinsic(tile)
