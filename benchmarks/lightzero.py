@@ -46,12 +46,12 @@ class NetworkOfOurs(nn.Module):
         return self.output(value, reward, policy, next_state)
 
 
-def lightzero_search(checkout: Path, algorithm: Any, obs: np.ndarray, simulations: int) -> Callable[[], object]:
+def lightzero_search(checkout: Path, actor: Any, obs: np.ndarray, simulations: int) -> Callable[[], object]:
     """One call searches all roots as its collector does: roots, Dirichlet noise, search, visit counts and values."""
     search_class, output = load(checkout)
     from easydict import EasyDict
 
-    model, batch, actions = algorithm.model, len(obs), algorithm.planner.num_actions
+    model, batch, actions = actor.model, len(obs), actor.planner.num_actions
     limit = model.value_support.limit
     ranges = dict.fromkeys(("value_support_range", "reward_support_range"), (-float(limit), limit + 1.0, 1.0))
     search = search_class(

@@ -30,62 +30,64 @@ import numpy as np
 import torch
 
 from lightzero import lightzero_search
-from rl_training.algorithms.efficientzero import EfficientZero, EfficientZeroHyperparameters
-from rl_training.algorithms.gumbel_muzero import GumbelMuZero, GumbelMuZeroHyperparameters
-from rl_training.algorithms.muzero import MuZero, MuZeroHyperparameters
+from rl_training import ALGORITHMS
 from rl_training.types import Spaces
 
 SIMULATIONS = 50
+RULES = {"muzero": "MUZERO", "gumbel_muzero": "GUMBEL", "efficientzero": "EFFICIENTZERO"}
 
 
-def make(algorithm: type, hyperparameters: type, actions: int, device: str, **sizes: object):
+def make(algo: str, actions: int, device: str, **sizes: object):
+    """An actor: to search, nothing else is needed."""
     if device == "cpu":
         observation = gym.spaces.Box(-1, 1, (64,), np.float32)
     else:
         observation = gym.spaces.Box(0, 255, (4, 96, 96), np.uint8)
     spaces = Spaces(observation, gym.spaces.Discrete(actions))
     torch.manual_seed(0)
-    hp = hyperparameters(value_limit=10, reward_limit=10, **sizes)
-    made = algorithm.build(spaces, hp, rng=np.random.default_rng(0), device=torch.device(device))
+    recipe = ALGORITHMS[algo].recipe
+    hp = recipe.hyperparameters(value_limit=10, reward_limit=10, **sizes)
+    actor = recipe.actor(spaces, hp, device=torch.device(device))
     with torch.no_grad():
-        for parameter in made.model.parameters():  # heads begin at zero: give the search something to see
+        for parameter in actor.model.parameters():  # heads begin at zero: give the search something to see
             parameter.add_(0.1 * torch.randn_like(parameter))
-    made.planner.refresh()
-    return made
+    actor.refresh()
+    return actor
 
 
-def observations(algorithm, batch: int) -> np.ndarray:
-    rng, space = np.random.default_rng(1), algorithm.spaces.observation
+def observations(actor, batch: int) -> np.ndarray:
+    rng, space = np.random.default_rng(1), actor.spaces.observation
     if space.dtype == np.uint8:
         return rng.integers(0, 255, (batch, *space.shape)).astype(np.uint8)
     return rng.standard_normal((batch, *space.shape)).astype(np.float32)
 
 
-def our_search(algorithm, batch: int, device: str, *, fused: bool = True) -> Callable[[], object]:
+def our_search(actor, algo: str, batch: int, device: str, *, fused: bool = True) -> Callable[[], object]:
     """A search of `batch` roots whose states are known; LightZero's draws its noise besides, which takes little."""
     from rl_training.ops import search as ops
+    from rl_training.ops.tree import SearchConstants
 
-    rng, planner = np.random.default_rng(1), algorithm.planner
-    root = planner.look(observations(algorithm, batch), num_simulations=SIMULATIONS, rng=rng)
+    rng, planner = np.random.default_rng(1), actor.planner
+    root = planner.evaluate_root(observations(actor, batch), num_simulations=SIMULATIONS, rng=rng)
     gumbel = rng.gumbel(size=root.logits.shape).astype(np.float32)
-    is_gumbel = isinstance(algorithm, GumbelMuZero)
-    rules, knobs = (ops.GUMBEL, ops.Knobs(c_scale=0.1)) if is_gumbel else (algorithm.rules(), ops.Knobs())
+    rules = getattr(ops, RULES[algo])
+    constants = SearchConstants(c_scale=0.1) if algo == "gumbel_muzero" else SearchConstants()
 
     def run() -> object:
         planner.fusable = device == "cpu" and fused
         return planner.search(
-            rules, root, discount=0.997, num_simulations=SIMULATIONS, knobs=knobs, rng=rng, gumbel=gumbel
+            rules, root, discount=0.997, num_simulations=SIMULATIONS, constants=constants, rng=rng, gumbel=gumbel
         )
 
     return run
 
 
-def mctx_search(algorithm, batch: int, *, gumbel: bool) -> Callable[[], object]:
+def mctx_search(actor, batch: int, *, gumbel: bool) -> Callable[[], object]:
     import jax
     import jax.numpy as jnp
     import mctx
 
-    actions, size, model = algorithm.planner.num_actions, 64, algorithm.model
+    actions, size, model = actor.planner.num_actions, 64, actor.model
     linear = {
         name: (jnp.asarray(part.weight.detach().numpy().T), jnp.asarray(part.bias.detach().numpy()))
         for name, part in model.named_modules()
@@ -120,7 +122,7 @@ def mctx_search(algorithm, batch: int, *, gumbel: bool) -> Callable[[], object]:
         ), state
 
     with torch.no_grad():
-        states = jnp.asarray(model.represent(torch.from_numpy(observations(algorithm, batch))).numpy())
+        states = jnp.asarray(model.represent(torch.from_numpy(observations(actor, batch))).numpy())
     policy = mctx.gumbel_muzero_policy if gumbel else mctx.muzero_policy
 
     @jax.jit
@@ -157,16 +159,16 @@ def on_cpu(args: argparse.Namespace) -> None:
     print("" if with_mctx else "mctx is not installed: its columns are left out\n", end="")
     torch.set_num_threads(1)
     for actions in args.actions:
-        puct = make(MuZero, MuZeroHyperparameters, actions, "cpu")
-        gumbel = make(GumbelMuZero, GumbelMuZeroHyperparameters, actions, "cpu")
-        prefix = make(EfficientZero, EfficientZeroHyperparameters, actions, "cpu")
+        puct = make("muzero", actions, "cpu")
+        gumbel = make("gumbel_muzero", actions, "cpu")
+        prefix = make("efficientzero", actions, "cpu")
         for batch in args.batch:
             programs = {
-                "fused puct": our_search(puct, batch, "cpu"),
-                "fused gumbel": our_search(gumbel, batch, "cpu"),
-                "fused efficientzero": our_search(prefix, batch, "cpu"),
-                "torch puct": our_search(puct, batch, "cpu", fused=False),
-                "torch efficientzero": our_search(prefix, batch, "cpu", fused=False),
+                "fused puct": our_search(puct, "muzero", batch, "cpu"),
+                "fused gumbel": our_search(gumbel, "gumbel_muzero", batch, "cpu"),
+                "fused efficientzero": our_search(prefix, "efficientzero", batch, "cpu"),
+                "torch puct": our_search(puct, "muzero", batch, "cpu", fused=False),
+                "torch efficientzero": our_search(prefix, "efficientzero", batch, "cpu", fused=False),
             }
             if with_mctx:
                 programs["mctx puct"] = mctx_search(puct, batch, gumbel=False)
@@ -192,9 +194,9 @@ def ratios(speed: dict[str, list[float]]) -> str:
 def on_gpu(args: argparse.Namespace) -> None:
     torch.backends.cuda.matmul.allow_tf32 = True
     for actions in args.actions:
-        made = make(MuZero, MuZeroHyperparameters, actions, args.device, channels=64)
+        made = make("muzero", actions, args.device, channels=64)
         for batch in args.batch:
-            programs = {"puct": our_search(made, batch, args.device)}
+            programs = {"puct": our_search(made, "muzero", batch, args.device)}
             speed = compare(programs, batch, time.perf_counter, args.repeats, args.least)["puct"]
             print(f"A={actions} B={batch}: {median(speed):,.0f} ({min(speed):,.0f} to {max(speed):,.0f})", flush=True)
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import tempfile
 import zlib
+from collections.abc import Iterator
+from concurrent.futures import Executor, ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -132,6 +135,13 @@ def tiny_config(tmp_path: Path) -> Any:
         return TrainConfig(**{**defaults, **(config or {})}, algo_kwargs={**TINY[algo], **algo_kwargs})
 
     return make
+
+
+@pytest.fixture(scope="session")
+def other_process() -> Iterator[Executor]:
+    """A process that shares nothing with this one: `other_process.submit(function, *args).result()`."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        yield pool
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import islice
@@ -12,15 +13,13 @@ import torch
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary
 from torch import nn
 
+from build import build, make_replay
 from naive_replay import Ends, stream, vector
-from rl_training.algorithms.efficientzero import EfficientZero
-from rl_training.algorithms.gumbel_muzero import GumbelMuZero
-from rl_training.algorithms.muzero import MuZero
+from rl_training import ALGORITHMS
 from rl_training.acting.planner import Planner
 from rl_training.data.replay import Replay
 from rl_training.types import Array, Spaces, Step
 
-ALGORITHMS: dict[str, Any] = {"muzero": MuZero, "gumbel_muzero": GumbelMuZero, "efficientzero": EfficientZero}
 NUM_ACTIONS = 3
 PLAIN = Spaces(Box(-np.inf, np.inf, (2,), np.float32), Discrete(NUM_ACTIONS))
 DUEL = Spaces(PLAIN.observation, PLAIN.action, num_players=2)
@@ -44,16 +43,26 @@ SMALL: dict[str, Any] = {
 
 
 def make(algo: str, spaces: Spaces = PLAIN, *, seed: int = 0, **changes: Any) -> Any:
-    """An algorithm whose networks, the target's too, have opinions of their own."""
+    """A learner whose networks, the target's too, have opinions of their own."""
     torch.manual_seed(seed)
-    cls = ALGORITHMS[algo]
-    hp = cls.Hyperparameters(**{**SMALL, **changes})
-    algorithm = cls.build(spaces, hp, rng=np.random.default_rng(seed), device=torch.device("cpu"))
-    for model in (algorithm.model, algorithm.target_model):
+    hp = ALGORITHMS[algo].recipe.hyperparameters(**{**SMALL, **changes})
+    learner = build(algo, spaces, hp, rng=np.random.default_rng(seed))
+    for model in (learner.model, learner.target_model):
         stir(model)
-    algorithm.planner.refresh()
-    algorithm.target_planner.refresh()
-    return algorithm
+    learner.actor.refresh()
+    learner.target_planner.refresh()
+    return learner
+
+
+def new_replay(learner: Any, num_envs: int = 2) -> Replay:
+    algo = next(name for name, entry in ALGORITHMS.items() if entry.recipe.learner is type(learner))
+    return make_replay(algo, learner, learner.spaces, num_envs)
+
+
+def restore(learner: Any, other: Any) -> None:
+    """Give a learner and its actor the state of another one, as a checkpoint would."""
+    learner.actor.load_state_dict(copy.deepcopy(other.actor.state_dict()))
+    learner.load_state_dict(copy.deepcopy(other.state_dict()))
 
 
 def stir(model: nn.Module, scale: float = 1.0) -> None:
@@ -64,11 +73,12 @@ def stir(model: nn.Module, scale: float = 1.0) -> None:
             parameter.add_(scale * size * torch.randn_like(parameter))
 
 
-def plan_anew(algorithm: Any, model: nn.Module, obs: Any) -> Array:
+def plan_anew(learner: Any, model: nn.Module, obs: Any) -> Array:
     """[B, A] the policy that a search of a model gives where nothing is explored."""
-    planner = Planner(model, algorithm.spaces, num_candidates=algorithm.hp.num_sampled_actions)  # type: ignore[arg-type]
-    numbers = {"temperature": 0.0, "num_simulations": algorithm.hp.num_simulations}
-    policy: Array = algorithm.plan(obs, planner=planner, rng=np.random.default_rng(0), **numbers).policy
+    planner = Planner(model, learner.spaces, num_candidates=learner.hp.num_sampled_actions)  # type: ignore[arg-type]
+    numbers = {"temperature": 0.0, "num_simulations": learner.hp.num_simulations}
+    rng = np.random.default_rng(0)
+    policy: Array = learner.actor.plan_with(planner, obs, learner.hp, rng=rng, **numbers).policy
     return policy
 
 

@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rl_training.ops.search import Evaluation, Knobs
+from rl_training.ops.search import Evaluation
+from rl_training.ops.tree import SearchConstants
 from rl_training.types import Array
 
 
@@ -97,7 +98,7 @@ class Tree:
     legal: list[int]
     gumbel: list[float]
     num_simulations: int
-    knobs: Knobs
+    constants: SearchConstants
     low: float = math.inf
     high: float = -math.inf
     margin: float = math.inf  # by how much the closest choice was won
@@ -161,7 +162,7 @@ def with_mean_q(tree: Tree, node: Node) -> list[float]:
 def by_bounds(tree: Tree, q: list[float]) -> list[float]:
     if tree.high < tree.low:
         return [0.0] * len(q)  # nothing was seen yet: all are alike
-    return [(x - tree.low) / max(tree.high - tree.low, tree.knobs.floor) for x in q]
+    return [(x - tree.low) / max(tree.high - tree.low, tree.constants.floor) for x in q]
 
 
 def by_parent_and_siblings(tree: Tree, node: Node) -> list[float]:
@@ -194,7 +195,7 @@ def puct(transform: Transform) -> Scores:
     """MuZero, equation 2."""
 
     def scores(tree: Tree, node: Node) -> dict[int, float]:
-        c1, c2, total = tree.knobs.pb_c_init, tree.knobs.pb_c_base, node.visits
+        c1, c2, total = tree.constants.pb_c_init, tree.constants.pb_c_base, node.visits
         rate = math.sqrt(total) * (c1 + math.log((total + c2 + 1) / c2))
         q, prior = transform(tree, node), tree.prior(node)
         return {a: q[a] + prior[a] * rate / (1 + node.count(a)) for a in tree.choices(node)}
@@ -205,7 +206,7 @@ def puct(transform: Transform) -> Scores:
 def improved_logits(tree: Tree, node: Node, transform: Transform) -> list[float]:
     """logits + sigma(q), Gumbel MuZero, equation 8."""
     most = max(node.count(a) for a in range(len(node.leaf.logits)))
-    scale = (tree.knobs.c_visit + most) * tree.knobs.c_scale
+    scale = (tree.constants.c_visit + most) * tree.constants.c_scale
     return [float(x) + scale * q for x, q in zip(node.leaf.logits, transform(tree, node), strict=True)]
 
 
@@ -213,7 +214,7 @@ def halving(transform: Transform) -> Scores:
     """The best by noise, logits and Q of the edges whose turn it is."""
 
     def scores(tree: Tree, node: Node) -> dict[int, float]:
-        considered = min(tree.knobs.max_considered, len(tree.legal))
+        considered = min(int(tree.constants.max_considered), len(tree.legal))
         turn = halving_plan(considered, tree.num_simulations)[node.visits - 1]
         logits = improved_logits(tree, node, transform)
         return {a: tree.gumbel[a] + logits[a] for a in tree.legal if node.count(a) == turn}
@@ -277,7 +278,7 @@ def naive_search(
     world: World,
     *,
     num_simulations: int,
-    knobs: Knobs,
+    constants: SearchConstants,
     legal: Array | None = None,
     gumbel: Array | None = None,
 ) -> Found:
@@ -286,7 +287,7 @@ def naive_search(
     choices = list(range(num_actions)) if legal is None else [int(a) for a in np.flatnonzero(legal)]
     noise = [0.0] * num_actions if gumbel is None else [float(g) for g in gumbel]
     root = Node(world.state, world.root)
-    tree, depth = Tree(root, choices, noise, num_simulations, knobs, knobs.low, knobs.high), 0
+    tree, depth = Tree(root, choices, noise, num_simulations, constants, constants.low, constants.high), 0
     for _ in range(num_simulations):
         leaf = grow(tree, variant, world.model)
         tree.back_up(leaf)

@@ -16,7 +16,7 @@ SCHEDULES: dict[str, Any] = {
     "temperature_schedule": {"kind": "cosine", "start": 1.0, "end": 0.1},
     "num_simulations_schedule": {"kind": "linear", "start": 2, "end": 5},
 }
-CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # keys of the config, and of the algorithm
+CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # keys of the config, and of the learner
     "vectors": ({}, {}),
     "images": (
         {
@@ -72,7 +72,7 @@ def check_self_play(tiny_config: Any, algo: str) -> None:
     """Both sides are learned, no move is illegal, and an opponent is there only in evaluation."""
     config = smoke_config(tiny_config, algo, "self-play", **SCHEDULES)
     seen: list[int] = []
-    result = train(config, callbacks=[lambda run: seen.append(run.runner.spaces.num_players)], progress="silent")
+    result = train(config, callbacks=[lambda run: seen.append(run.source.spaces[0].num_players)], progress="silent")
     check_run(result, config)
     check_schedules(result)
     assert set(seen) == {2}

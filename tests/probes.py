@@ -11,7 +11,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from rl_training.data.fields import step_fields
+from rl_training.algorithms.actor_critic import actor_critic_fields
 from rl_training.data.rollout import Rollout
 from rl_training.types import Array, Spaces, Step
 
@@ -110,15 +110,15 @@ class Chain(Probe):
 
 
 class ProbeRunner:
-    """Steps N environments with an algorithm, in the terms that `Rollout` understands."""
+    """Steps N environments with an actor, in the terms that `Rollout` understands."""
 
     def __init__(self, envs: list[gym.Env], seed: int = 0) -> None:
         self.envs, self.rng = envs, np.random.default_rng(seed)
         self.spaces = Spaces(envs[0].observation_space, envs[0].action_space)
         self.obs = np.stack([env.reset(seed=seed + i)[0] for i, env in enumerate(envs)])
 
-    def step(self, algorithm: Any) -> Step:
-        decision = algorithm.act(self.obs, {}, explore=True, rng=self.rng)
+    def step(self, actor: Any) -> Step:
+        decision = actor.act(self.obs, {}, explore=True, rng=self.rng)
         next_obs, reward, terminated, truncated, _ = zip(
             *[env.step(action) for env, action in zip(self.envs, decision.action, strict=True)], strict=True
         )
@@ -136,18 +136,18 @@ class ProbeRunner:
         self.obs = np.stack([env.reset()[0] if end else obs for env, end, obs in ends])
         return step
 
-    def train(self, algorithm: Any, updates: int) -> dict[str, float]:
-        rollout, metrics = empty_rollout(algorithm, self.spaces, algorithm.hp.num_steps, len(self.envs)), {}
+    def train(self, learner: Any, updates: int) -> dict[str, float]:
+        rollout, metrics = empty_rollout(learner, self.spaces, learner.hp.num_steps, len(self.envs)), {}
         for _ in range(updates):
             rollout.reset()
             while not rollout.full:
-                rollout.add(self.step(algorithm))
-            metrics = algorithm.update(rollout)
+                rollout.add(self.step(learner.actor))
+            metrics = learner.update(rollout)
         return metrics
 
 
-def empty_rollout(algorithm: Any, spaces: Spaces, num_steps: int, num_envs: int) -> Rollout:
-    fields = step_fields(spaces, algorithm.extra_fields())
+def empty_rollout(learner: Any, spaces: Spaces, num_steps: int, num_envs: int) -> Rollout:
+    fields = actor_critic_fields(spaces, learner.hp)
     del fields["first"]  # steps are made here without it
     return Rollout(num_steps, num_envs, fields)
 
@@ -162,12 +162,12 @@ def random_observation(space: gym.Space, num_envs: int, rng: np.random.Generator
     return np.stack([space.sample() for _ in range(num_envs)])
 
 
-def random_rollout(algorithm: Any, spaces: Spaces, *, num_steps: int, num_envs: int, seed: int = 0) -> Rollout:
-    """A full rollout of random observations and rewards, acted upon by the algorithm."""
-    rng, rollout = np.random.default_rng(seed), empty_rollout(algorithm, spaces, num_steps, num_envs)
+def random_rollout(learner: Any, spaces: Spaces, *, num_steps: int, num_envs: int, seed: int = 0) -> Rollout:
+    """A full rollout of random observations and rewards, acted upon by the learner's actor."""
+    rng, rollout = np.random.default_rng(seed), empty_rollout(learner, spaces, num_steps, num_envs)
     while not rollout.full:
         obs = random_observation(spaces.observation, num_envs, rng)
-        decision = algorithm.act(obs, {}, explore=True, rng=rng)
+        decision = learner.actor.act(obs, {}, explore=True, rng=rng)
         rollout.add(
             {
                 "obs": obs,
@@ -180,3 +180,9 @@ def random_rollout(algorithm: Any, spaces: Spaces, *, num_steps: int, num_envs: 
             }
         )
     return rollout
+
+
+def copy_training(source: Any, target: Any) -> None:
+    """Let one learner and its actor go on where another stands, as a checkpoint does."""
+    target.actor.load_state_dict(source.actor.state_dict())
+    target.load_state_dict(source.state_dict())

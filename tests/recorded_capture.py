@@ -29,9 +29,17 @@ class Recorder(TorchDispatchMode):
         if func in READS_BACK:
             raise RuntimeError(f"{func} cannot be captured")
         output = func(*args, **(kwargs or {}))
-        fresh = [] if func._schema.is_mutable or func.is_view else tensors(output)
+        if is_view(func, output, args):
+            return output  # it shows its tensor as it is now
+        fresh = [] if func._schema.is_mutable else tensors(output)
         self.calls.append((func, args, kwargs or {}, fresh))
         return output
+
+
+def is_view(func: Any, output: Any, args: Any) -> bool:
+    """Whether nothing was copied: where a view is not possible, `reshape` and its like make a tensor of their own."""
+    memory = [x.untyped_storage().data_ptr() for x in tensors(args)]
+    return func.is_view and all(x.untyped_storage().data_ptr() in memory for x in tensors(output))
 
 
 def tensors(tree: Any) -> list[Tensor]:
@@ -44,7 +52,7 @@ class Recorded:
     def __init__(self, function: Callable[[], Any]) -> None:
         with Recorder() as recorder:
             self.output = function()
-        self.calls = [call for call in recorder.calls if not call[0].is_view]  # a view shows its tensor as it is now
+        self.calls = recorder.calls
         self.replays, self.under_way = 0, False
 
     @torch.no_grad()

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from probes import random_rollout
+from build import build
+from probes import copy_training, random_rollout
 from rl_training.algorithms.a2c import A2C, A2CHyperparameters
-from rl_training.models.actor_critic import ActorCritic
 from rl_training.types import Spaces
 from test_ppo_update import CONTINUOUS, DISCRETE, Nowhere, copy_weights, fill_their_buffer, their_parameters, vector
 
@@ -19,7 +19,8 @@ LR, EPS = 0.01, 0.05  # large, so that where epsilon stands shows
 
 def make_a2c(spaces: Spaces = DISCRETE, *, seed: int = 0, **changes: Any) -> A2C:
     torch.manual_seed(seed)
-    return A2C(ActorCritic(spaces), A2CHyperparameters(**changes), rng=np.random.default_rng(seed))
+    learner: A2C = build("a2c", spaces, A2CHyperparameters(**changes), rng=np.random.default_rng(seed))
+    return learner
 
 
 @pytest.mark.parametrize("spaces", [DISCRETE, CONTINUOUS], ids=["discrete", "continuous"])
@@ -58,7 +59,8 @@ def test_steps_are_those_of_stable_baselines3(
         theirs.train()
 
     key, state = ("exp_avg_sq" if optimizer == "adam" else "square_avg"), theirs.policy.optimizer.state
-    squares = ours.optimizer.parameters.views(ours.optimizer.square)
+    mine = ours.optimizers["model"]
+    squares = mine.parameters.views(mine.square)
     for parameter, expected, square in zip(
         ours.model.parameters(), their_parameters(theirs.policy), squares, strict=True
     ):
@@ -70,11 +72,11 @@ def test_the_three_optimizers_differ() -> None:
     rollout = random_rollout(make_a2c(), DISCRETE, num_steps=5, num_envs=4)
     after = []
     for optimizer in ("rmsprop", "rmsprop_tf", "adam"):
-        algorithm = make_a2c(optimizer=optimizer)
-        metrics = algorithm.update(rollout)
+        learner = make_a2c(optimizer=optimizer)
+        metrics = learner.update(rollout)
         assert set(metrics) == {"policy_loss", "value_loss", "entropy", "explained_variance", "grad_norm"}
-        assert algorithm.gradient_steps == 1
-        after.append(vector(algorithm))
+        assert learner.gradient_steps == 1
+        after.append(vector(learner))
     assert not torch.allclose(after[0], after[1])
     assert not torch.allclose(after[0], after[2])
 
@@ -95,17 +97,17 @@ def test_every_scalar_has_an_attribute_and_an_effect(name: str, value: float) ->
     rollout = random_rollout(as_usual, DISCRETE, num_steps=5, num_envs=4)
     setattr(changed, name, value)
     assert getattr(changed.hp, name) == value
-    for algorithm in (as_usual, changed):
-        algorithm.update(rollout)
+    for learner in (as_usual, changed):
+        learner.update(rollout)
     assert not torch.equal(vector(as_usual), vector(changed))
 
 
 @pytest.mark.parametrize("optimizer", ["rmsprop", "rmsprop_tf", "adam"])
 def test_the_state_is_complete(optimizer: str) -> None:
-    algorithm, copy = (make_a2c(seed=seed, optimizer=optimizer) for seed in range(2))
-    first, second = (random_rollout(algorithm, DISCRETE, num_steps=5, num_envs=4, seed=i) for i in range(2))
-    algorithm.update(first)
-    copy.load_state_dict(algorithm.state_dict())
-    algorithm.update(second)
+    learner, copy = (make_a2c(seed=seed, optimizer=optimizer) for seed in range(2))
+    first, second = (random_rollout(learner, DISCRETE, num_steps=5, num_envs=4, seed=i) for i in range(2))
+    learner.update(first)
+    copy_training(learner, copy)
+    learner.update(second)
     copy.update(second)
-    assert torch.equal(vector(algorithm), vector(copy))
+    assert torch.equal(vector(learner), vector(copy))

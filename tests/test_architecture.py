@@ -13,20 +13,38 @@ from conftest import REPOSITORY
 PACKAGE = REPOSITORY / "src" / "rl_training"
 FILES = sorted(PACKAGE.rglob("*.py"))
 LAYERS = [
-    "types", "yaml_text", "config", "ops", "models", "data", "envs", "algorithms",
+    "types", "yaml_text", "config", "ops", "models", "data", "envs", "acting", "algorithms",
     "runtime", "cli", "__main__", "__init__",
 ]  # fmt: skip
 RUNTIME = [  # within runtime, from the bottom up; what is not named is a leaf that may be used by any of these
-    "schedules", "controls", "run", "multi_task", "off_policy", "on_policy",
+    "schedules", "controls", "recipe", "sources", "run", "off_policy", "on_policy", "multi_task",
     "trainer", "registry", "loading", "workflows",
 ]  # fmt: skip
 
 
 def imports(path):
+    """The modules of this package that a file imports: ["runtime", "run"] is rl_training.runtime.run."""
     for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("rl_training"):
-            parts = node.module.split(".")[1:]
-            yield from ([parts] if parts else [[alias.name] for alias in node.names])
+        if isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                package, *parts = [*(node.module or "").split("."), alias.name]
+                is_module = len(parts) == 1 or PACKAGE.joinpath(*parts).with_suffix(".py").exists()
+                if package == "rl_training":
+                    yield parts if is_module else parts[:-1]
+        if isinstance(node, ast.Import):
+            yield from (parts for package, *parts in (alias.name.split(".") for alias in node.names)
+                        if package == "rl_training" and parts)  # fmt: skip
+
+
+def everything_behind(path):
+    """The modules of this package that are imported with a file: by it, by those, and so on."""
+    seen, found = set(), [path.relative_to(PACKAGE).with_suffix("").parts]
+    while found:
+        module = tuple(found.pop())
+        if module not in seen:
+            seen.add(module)
+            found += imports(PACKAGE.joinpath(*module).with_suffix(".py"))
+    return seen
 
 
 def runtime_rank(module):
@@ -46,6 +64,33 @@ def test_imports_point_down(path):
             assert mine is None or its is None or its <= mine, f"{own[1]} imports {target[1]}"
 
 
+@pytest.mark.parametrize("path", sorted((PACKAGE / "acting").glob("*.py")), ids=lambda p: p.name)
+def test_acting_needs_neither_learners_nor_runs(path):
+    assert not [module for module in everything_behind(path) if module[0] in ("algorithms", "runtime")]
+
+
+@pytest.mark.parametrize("name", ["evaluation", "policy", "checkpoints"])
+def test_what_plays_imports_no_learner(name):
+    behind = everything_behind(PACKAGE / "runtime" / f"{name}.py")
+    assert not [module for module in behind if module[0] == "algorithms"]
+    assert ("runtime", "registry") not in behind  # the table, which leads to all of them
+
+
+def test_a_policy_is_loaded_without_the_name_of_a_learner():
+    """The table of algorithms is the only way from here to a learner, and it is not taken."""
+    for name in ("workflows.py", "restoring.py"):
+        path = PACKAGE / "runtime" / name
+        assert not [target for target in imports(path) if target[0] == "algorithms"], name
+        assert "learner" not in ast.dump(ast.parse(path.read_text())).lower(), name
+
+
+def test_a_run_knows_no_environment_but_that_one_may_fail():
+    path = PACKAGE / "runtime" / "run.py"
+    assert [target for target in imports(path) if target[0] == "envs"] == [["envs", "checks"]]
+    assert "from rl_training.envs.checks import EnvironmentFault\n" in path.read_text()
+    assert "gymnasium" not in path.read_text()
+
+
 def test_only_controls_knows_schedules():
     knowing = [p.name for p in FILES if ["runtime", "schedules"] in list(imports(p))]
     assert set(knowing) <= {"controls.py", "schema.py"}
@@ -62,7 +107,8 @@ def test_only_the_runner_steps_environments():
 def test_the_shared_loop_names_no_algorithm():
     from rl_training import ALGORITHMS
 
-    for name in ("run.py", "on_policy.py", "off_policy.py", "multi_task.py", "evaluation.py", "workflows.py"):
+    shared = ["run", "run_checkpoints", "sources", "recipe", "on_policy", "off_policy", "multi_task"]
+    for name in (f"{module}.py" for module in [*shared, "evaluation", "workflows"]):
         words = ast.dump(ast.parse((PACKAGE / "runtime" / name).read_text()))
         assert not [algo for algo in ALGORITHMS if f"'{algo}'" in words], name
 

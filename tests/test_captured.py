@@ -15,11 +15,11 @@ import torch
 import test_scalezero_update as scalezero
 from naive_planning import BOARD, PLAIN, TORQUE, make
 from recorded_capture import RecordedCapture
-from rl_training.algorithms.base import scalar_names
 from rl_training.acting.graphed import GraphedGradient
-from rl_training.acting.planner import Planner
-from rl_training.data.batch import tree_map
 from rl_training.acting.inference import GraphInference, TorchInference
+from rl_training.acting.planner import Planner
+from rl_training.algorithms.base import scalar_names
+from rl_training.data.batch import tree_map
 from rl_training.models.moe import MixtureOfExperts
 from rl_training.models.scalezero import TaskModel
 from rl_training.types import Array
@@ -162,16 +162,18 @@ def test_a_plan_from_graphs_is_the_plain_one(
     algo: str, spaces: Any, half: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(GraphInference, "HALF", half)
-    algorithm = make(algo, spaces, **({"value_limit": 0, "reward_limit": 0} if spaces is BOARD else {}))
-    planners = [Planner(algorithm.model, spaces, num_candidates=2) for _ in range(2)]
+    learner = make(algo, spaces, **({"value_limit": 0, "reward_limit": 0} if spaces is BOARD else {}))
+    planners = [Planner(learner.model, spaces, num_candidates=2) for _ in range(2)]
     for planner, inference in zip(
-        planners, (GraphInference(algorithm.model, RecordedCapture()), TorchInference(algorithm.model)), strict=True
+        planners, (GraphInference(learner.model, RecordedCapture()), TorchInference(learner.model)), strict=True
     ):
         planner.fusable, planner.inference = False, inference
     for batch in (9, 3):
         obs = boards(batch) if spaces is BOARD else np.random.default_rng(batch).normal(size=(batch, 2)).astype("f")
         fast, slow = (
-            algorithm.plan(obs, temperature=0.0, num_simulations=8, rng=np.random.default_rng(0), planner=planner)
+            learner.actor.plan_with(
+                planner, obs, learner.hp, temperature=0.0, num_simulations=8, rng=np.random.default_rng(0)
+            )
             for planner in planners
         )
         np.testing.assert_array_equal(fast.visits, slow.visits)
@@ -179,9 +181,9 @@ def test_a_plan_from_graphs_is_the_plain_one(
         np.testing.assert_allclose(fast.value, slow.value, atol=1e-5)
 
 
-def graphed(algorithm: Any) -> RecordedCapture:
+def graphed(learner: Any) -> RecordedCapture:
     capture = RecordedCapture()
-    algorithm.graphed = GraphedGradient(algorithm.gradient, capture)
+    learner.fast_gradient = GraphedGradient(learner.gradient, learner.constants_of_gradient, capture)
     return capture
 
 
@@ -197,12 +199,13 @@ def rows_of(batch: Any, rows: Array) -> Any:
 
 def assert_same_update(one: Any, other: Any, batch: Any) -> None:
     reports = [each.update(batch) for each in (one, other)]
-    (ours, our_error), (theirs, their_error) = reports
-    assert ours.keys() == theirs.keys()
-    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
-    assert torch.equal(our_error, their_error)
-    assert torch.equal(one.optimizer.parameters.gradient, other.optimizer.parameters.gradient)
-    assert torch.equal(one.optimizer.parameters.vector, other.optimizer.parameters.vector)
+    (report, error), (plain_report, plain_error) = reports
+    assert report.keys() == plain_report.keys()
+    assert all(torch.equal(report[name], plain_report[name]) for name in report)
+    assert torch.equal(error, plain_error)
+    ours, theirs = (each.optimizers["model"].parameters for each in (one, other))
+    assert torch.equal(ours.gradient, theirs.gradient)
+    assert torch.equal(ours.vector, theirs.vector)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -218,16 +221,16 @@ def test_a_captured_gradient_is_the_gradient(case: str) -> None:
 
 
 def test_a_report_is_not_overwritten_by_the_next() -> None:
-    algorithm, batch = prepared("muzero", learning_rate=0.01)
-    graphed(algorithm)
+    learner, batch = prepared("muzero", learning_rate=0.01)
+    graphed(learner)
     for _ in range(GraphedGradient.WARM_UP):
-        algorithm.update(batch)
-    report, error = algorithm.update(batch)
+        learner.update(batch)
+    report, error = learner.update(batch)
     kept = {name: value.clone() for name, value in report.items()}, error.clone()
-    algorithm.update(rows_of(batch, np.arange(24)[::-1].copy()))
+    learner.update(rows_of(batch, np.arange(24)[::-1].copy()))
     assert all(torch.equal(report[name], kept[0][name]) for name in report)
     assert torch.equal(error, kept[1])
-    assert algorithm.graphed.graph is not None
+    assert learner.fast_gradient.graph is not None
 
 
 def test_another_coefficient_or_size_is_another_capture() -> None:
@@ -252,27 +255,27 @@ def test_where_numbers_keep_changing_it_goes_on_without() -> None:
         for _ in range(GraphedGradient.WARM_UP + 1):
             assert_same_update(one, other, batch)
     assert len(capture.made) == GraphedGradient.PATIENCE
-    assert one.graphed.graph is None
+    assert one.fast_gradient.graph is None
 
 
 @pytest.mark.parametrize("case", ["muzero", "gumbel", "continuous", "efficientzero"])
 def test_every_number_that_a_gradient_reads_is_a_constant_of_its_capture(case: str) -> None:
     """One that is not would stay in the graph as it was, whatever its schedule says."""
-    algorithm, batch = prepared(case)
-    before, constants = learned(algorithm, batch), algorithm.constants_of_gradient()
-    usual, read = algorithm.hp, []
+    learner, batch = prepared(case)
+    before, constants = learned(learner, batch), learner.constants_of_gradient()
+    usual, read = learner.hp, []
     for name in scalar_names(type(usual)):
         value = getattr(usual, name)
         other = 0.5 if value is None else value + 1 if isinstance(value, int) else value / 2 + 0.01
-        algorithm.hp = dataclasses.replace(usual, **{name: other})
-        after = learned(algorithm, batch)
+        learner.hp = dataclasses.replace(usual, **{name: other})
+        after = learned(learner, batch)
         if any(not torch.equal(before[key], after[key]) for key in before):
             read.append(name)
-            assert algorithm.constants_of_gradient() != constants, name
+            assert learner.constants_of_gradient() != constants, name
     assert {"policy_coef", "value_coef", "reward_coef", "unroll_coef", "hidden_gradient_scale"} <= set(read)
 
 
-def learned(algorithm: Any, batch: Any) -> dict[str, torch.Tensor]:
+def learned(learner: Any, batch: Any) -> dict[str, torch.Tensor]:
     torch.manual_seed(0)
-    report = algorithm.gradient(batch)
-    return {**report, "gradient": algorithm.optimizer.parameters.gradient.clone()}
+    report = learner.gradient(batch)
+    return {**report, "gradient": learner.optimizers["model"].parameters.gradient.clone()}

@@ -199,15 +199,13 @@ def test_whatever_a_checkpoint_holds_it_works_or_is_refused(algo, sound, only_bu
 def test_the_error_names_file_and_entry(sound, tmp_path, only_built):
     directory = tmp_path / "step_48"
     shutil.copytree(sound("ppo"), directory)
-    arrays = safetensors.numpy.load_file(directory / "algorithm.safetensors")
+    arrays = safetensors.numpy.load_file(directory / "actor.safetensors")
     name = next(name for name in arrays if name.startswith("model.") and arrays[name].ndim == 2)
     changed = {**arrays, name: arrays[name].astype(np.float64)}
-    safetensors.numpy.save_file(changed, directory / "algorithm.safetensors")
+    safetensors.numpy.save_file(changed, directory / "actor.safetensors")
     seal(directory)
     for use in (load_policy, evaluate_checkpoint, resume_training):
-        with pytest.raises(
-            CheckpointError, match=rf"step_48.state\.json.*algorithm\.{name} should be float32 of shape"
-        ):
+        with pytest.raises(CheckpointError, match=rf"step_48.state\.json.*actor\.{name} should be float32 of shape"):
             use(directory)
 
 

@@ -267,7 +267,7 @@ def test_only_the_newest_checkpoints_are_kept(tiny_config):
 @pytest.mark.parametrize("damage", ["truncate", "flip", "remove", "foreign"])
 def test_a_damaged_checkpoint_is_refused_whole(damage, tiny_config, tmp_path):
     result = train(tiny_config("ppo", {"checkpoint_interval": 0}), progress="silent")
-    file = result.checkpoint_path / "algorithm.safetensors"
+    file = result.checkpoint_path / "actor.safetensors"
     data = file.read_bytes()
     if damage == "truncate":
         file.write_bytes(data[:-7])
@@ -289,7 +289,7 @@ def test_divergence_stops_the_run_and_keeps_the_last_good_checkpoint(tiny_config
     def poison(run):
         if run.step >= 128:
             with torch.no_grad():
-                next(run.algorithm.model.parameters()).fill_(float("nan"))
+                next(run.learner.model.parameters()).fill_(float("nan"))
 
     with pytest.raises(TrainingDiverged, match=r"step 160.*loss.*last good checkpoint is .*step_128"):
         train(tiny_config("ppo", {"checkpoint_interval": 64}), callbacks=[poison_after_save(poison)], progress="silent")

@@ -39,7 +39,7 @@ NUMPY_DTYPES = [dtype for _, dtype in state_files.DTYPES.values() if dtype]
 
 def save(path: Path, state: dict[str, Any] | None = None, step: int = 7) -> Path:
     if state is None:
-        state = {"algorithm": {"weight": torch.arange(6.0).reshape(2, 3)}, "run": {"best": 1.5, "seen": np.arange(4)}}
+        state = {"actor": {"weight": torch.arange(6.0).reshape(2, 3)}, "run": {"best": 1.5, "seen": np.arange(4)}}
     return save_checkpoint(path, state=state, config={"algo": "ppo"}, info={"global_step": step})
 
 
@@ -97,7 +97,7 @@ states = st.dictionaries(
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
-@given(state=st.dictionaries(st.sampled_from(["algorithm", "replay", "run-2", "state"]), states, max_size=3))
+@given(state=st.dictionaries(st.sampled_from(["actor", "replay", "run-2", "state"]), states, max_size=3))
 def test_nested_states_come_back_exactly(tmp_path_factory: pytest.TempPathFactory, state: dict[str, Any]) -> None:
     path = save(tmp_path_factory.mktemp("state") / "c", state)
     verify_checkpoint(path)
@@ -169,8 +169,8 @@ def test_integers_of_any_size(tmp_path: Path) -> None:
     [object(), {1, 2}, b"bytes", 1j, np.array(["text"]), np.array([None]), torch.ones(2).to_sparse(), Path("x")],
 )
 def test_what_cannot_be_saved_is_named_with_its_path(tmp_path: Path, value: Any) -> None:
-    with pytest.raises(TypeError, match=r"algorithm\.models\.1\.odd"):
-        save(tmp_path / "c", {"algorithm": {"models": [0, {"odd": value}]}})
+    with pytest.raises(TypeError, match=r"actor\.models\.1\.odd"):
+        save(tmp_path / "c", {"actor": {"models": [0, {"odd": value}]}})
     assert os.listdir(tmp_path) == [], "a save that failed leaves nothing"
 
 
@@ -200,7 +200,7 @@ def test_the_safetensors_library_reads_our_files(tmp_path: Path) -> None:
 
 
 def corruptions() -> list[tuple[str, str]]:
-    files = ["algorithm.safetensors", "run.safetensors", "state.json", "config.json", "manifest.json"]
+    files = ["actor.safetensors", "run.safetensors", "state.json", "config.json", "manifest.json"]
     return [
         (file, how) for file in files for how in ("truncate", "empty", "flip", "append", "delete", "link", "folder")
     ]
@@ -227,7 +227,7 @@ def test_damage_to_any_file_is_refused_by_name(tmp_path: Path, file: str, how: s
             check(path)
 
 
-@pytest.mark.parametrize("file", ["algorithm.safetensors", "state.json", "config.json", "manifest.json"])
+@pytest.mark.parametrize("file", ["actor.safetensors", "state.json", "config.json", "manifest.json"])
 def test_no_flipped_byte_goes_unnoticed(tmp_path: Path, file: str) -> None:
     path = save(tmp_path / "step_7")
     data = (path / file).read_bytes()
@@ -257,9 +257,11 @@ def edit_manifest(path: Path, *, seal: bool = True, **changes: Any) -> None:
     ("changes", "message"),
     [
         ({"format": "something else"}, "its format is 'something else'"),
-        ({"version": 2}, "format version 2.*pip install --upgrade"),
+        ({"version": 3}, "format version 3.*pip install --upgrade"),
+        ({"version": 1}, r"format version 1, written by .* reads 2: use that version, or train again"),
         ({"version": 0}, "was changed"),
         ({"version": "1"}, "was changed"),
+        ({"version": "2"}, "was changed"),
         ({"files": {}}, "does not list"),
         ({"files": []}, "does not list"),
         ({"info": {}}, "global_step"),
@@ -277,6 +279,9 @@ def test_manifests_that_are_not_ours(tmp_path: Path, changes: dict[str, Any], me
 def test_an_edited_manifest_is_refused(tmp_path: Path) -> None:
     path = save(tmp_path / "c")
     edit_manifest(path, seal=False, info={"global_step": 8})
+    with pytest.raises(CheckpointError, match=r"manifest\.json was changed"):
+        load_checkpoint(path)
+    edit_manifest(path, seal=False, version=1)
     with pytest.raises(CheckpointError, match=r"manifest\.json was changed"):
         load_checkpoint(path)
 
@@ -307,11 +312,11 @@ def test_names_that_lead_elsewhere_are_refused(tmp_path: Path, name: str) -> Non
 def test_hostile_headers_with_right_checksums_are_refused(tmp_path: Path, header: bytes) -> None:
     path = save(tmp_path / "c")
     data = struct.pack("<Q", len(header)) + header + b"\0" * 8
-    (path / "algorithm.safetensors").write_bytes(data)
+    (path / "actor.safetensors").write_bytes(data)
     files = json.loads((path / "manifest.json").read_text())["files"]
-    files["algorithm.safetensors"] = {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    files["actor.safetensors"] = {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
     edit_manifest(path, files=files)
-    with pytest.raises(CheckpointError, match=r"algorithm\.safetensors is damaged"):
+    with pytest.raises(CheckpointError, match=r"actor\.safetensors is damaged"):
         load_checkpoint(path)
 
 
@@ -335,7 +340,7 @@ def test_find_passes_over_damaged_ones_and_says_so(tmp_path: Path) -> None:
     for step in (1, 2, 3):
         save(tmp_path / step_dir_name(step), step=step)
     (tmp_path / "step_3" / "manifest.json").unlink()
-    weights = tmp_path / "step_2" / "algorithm.safetensors"
+    weights = tmp_path / "step_2" / "actor.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"\x55")
     with pytest.warns(UserWarning, match="damaged checkpoint") as caught:
         assert find_checkpoint(tmp_path) == tmp_path / "step_1"
@@ -377,10 +382,10 @@ def test_only_the_parts_asked_for_are_read(tmp_path: Path, opened: list[Path]) -
     path = save(tmp_path / "step_7")
     for read in (load_checkpoint, open_checkpoint):
         opened.clear()
-        loaded = read(path, parts=("algorithm", "normalizer"))
-        assert list(loaded.state) == ["algorithm"]
+        loaded = read(path, parts=("actor", "normalizer"))
+        assert list(loaded.state) == ["actor"]
         assert loaded.step == 7
-        assert [file.name for file in opened] == ["algorithm.safetensors", "state.json", "config.json"]
+        assert [file.name for file in opened] == ["actor.safetensors", "state.json", "config.json"]
         assert list(read(path, parts=()).state) == []
 
 
@@ -400,14 +405,14 @@ def test_damage_elsewhere_matters_only_to_who_reads_it(tmp_path: Path, how: str)
     elif how == "link":
         (tmp_path / "elsewhere").write_bytes(data)
         target.symlink_to(tmp_path / "elsewhere")
-    for parts in (None, ("algorithm", "run")):
+    for parts in (None, ("actor", "run")):
         with pytest.raises(CheckpointError, match=r"run\.safetensors"):
             load_checkpoint(path, parts)
     if how in ("flip", "delete"):
-        assert_same(torch.arange(6.0).reshape(2, 3), load_checkpoint(path, ("algorithm",)).state["algorithm"]["weight"])
+        assert_same(torch.arange(6.0).reshape(2, 3), load_checkpoint(path, ("actor",)).state["actor"]["weight"])
     else:
         with pytest.raises(CheckpointError, match=r"run\.safetensors"):
-            load_checkpoint(path, ("algorithm",))
+            load_checkpoint(path, ("actor",))
 
 
 def test_a_run_folder_is_read_once(tmp_path: Path, opened: list[Path]) -> None:
@@ -422,7 +427,7 @@ def test_opening_a_folder_passes_over_damaged_ones_and_says_so(tmp_path: Path) -
     for step in (1, 2, 3):
         save(tmp_path / step_dir_name(step), step=step)
     (tmp_path / "step_3" / "manifest.json").unlink()
-    weights = tmp_path / "step_2" / "algorithm.safetensors"
+    weights = tmp_path / "step_2" / "actor.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"\x55")
     with pytest.warns(UserWarning, match="damaged checkpoint, using step_1") as caught:
         assert open_checkpoint(tmp_path).step == 1

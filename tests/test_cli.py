@@ -78,7 +78,7 @@ def test_the_printed_next_commands_run(run_dir, tmp_path):
     assert f"resumed from {folder / 'checkpoints' / 'step_512'}" in resumed
     assert "WARNING" not in resumed
     (again,) = tmp_path.iterdir()
-    before, after = (load_policy(path).algorithm.model.state_dict() for path in (folder, again))
+    before, after = (load_policy(path).actor.model.state_dict() for path in (folder, again))
     assert all(not torch.equal(before[name], after[name]) for name in before)
 
 

@@ -1,8 +1,13 @@
-"""Promises that every algorithm in the table keeps; adding one there adds it here."""
+"""Promises that every algorithm in the table keeps; adding one there adds it here.
+
+Each test takes the name of an algorithm, so that another one can be put through all of it: see test_fake_algorithm.py.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import os
+import shutil
 
 import gymnasium as gym
 import numpy as np
@@ -10,7 +15,9 @@ import pytest
 import torch
 
 from conftest import TINY
+from elsewhere import actor_alone, play, play_elsewhere
 from rl_training import ALGORITHMS, evaluate_checkpoint, load_policy, resume_training, train
+from rl_training.algorithms.base import Learner
 from rl_training.runtime.checkpoints import load_checkpoint
 from rl_training.runtime.controls import fields_of
 from smoke import check_run
@@ -19,7 +26,7 @@ ALGOS = sorted(ALGORITHMS)
 
 
 def weights(path):
-    return load_checkpoint(path).state["algorithm"]["model"]
+    return load_checkpoint(path).state["actor"]["model"]
 
 
 def same(one, other):
@@ -31,13 +38,16 @@ def quiet(config, **options):
 
 
 TRAINED = {}
+LEARNERS = {}  # of these runs, by their folder: each as it was at the end
 
 
 def trained(tiny_config, algo, **config):
     """A run that several tests look at, and none changes."""
     key = algo, *config.items()
     if key not in TRAINED:
-        TRAINED[key] = quiet(tiny_config(algo, config))
+        seen = []
+        result = TRAINED[key] = quiet(tiny_config(algo, config), callbacks=[lambda run: seen.append(run.learner)])
+        LEARNERS[result.run_dir] = seen[-1]
     return TRAINED[key]
 
 
@@ -161,10 +171,107 @@ def test_every_scalar_can_be_scheduled_is_logged_and_matters(algo, name, tiny_co
 
 
 @pytest.mark.parametrize("algo", ALGOS)
-def test_scalars_are_readable_and_writable_on_the_algorithm(algo, tiny_config):
+def test_scalars_are_readable_and_writable_on_the_learner(algo, tiny_config):
+    seen = []
     config = tiny_config(algo, {"total_timesteps": 64}, learning_rate=2e-4)
-    algorithm = load_policy(quiet(config).run_dir).algorithm
-    assert algorithm.learning_rate == 2e-4
-    algorithm.learning_rate = 1e-5
-    assert algorithm.hp.learning_rate == 1e-5
-    assert dataclasses.is_dataclass(algorithm.hp)
+    result = quiet(config, callbacks=[lambda run: seen.append(run.learner)])
+    learner = seen[-1]
+    assert learner.learning_rate == 2e-4
+    learner.learning_rate = 1e-5
+    assert learner.hp.learning_rate == 1e-5
+    assert dataclasses.is_dataclass(learner.hp)
+    assert load_policy(result.run_dir).actor.hp.learning_rate == 2e-4
+
+
+def observations(env_id, *, steps=4, num_envs=16):
+    """[N, ...] for each of some steps of random play."""
+    env = gym.make(env_id)
+    env.action_space.seed(0)
+    seen = [env.reset(seed=0)[0]]
+    while len(seen) < steps * num_envs:
+        obs, _, terminated, truncated, _ = env.step(env.action_space.sample())
+        seen.append(env.reset()[0] if terminated or truncated else obs)
+    return np.stack(seen).reshape(steps, num_envs, *env.observation_space.shape)
+
+
+def saved_spaces(result):
+    return load_checkpoint(result.checkpoint_path).info["spaces"]
+
+
+@pytest.mark.parametrize("algo", ALGOS)
+def test_an_actor_alone_plays_as_the_learners_own(algo, tiny_config):
+    result, obs = trained(tiny_config, algo), observations(tiny_config(algo).env_id)
+    learner = LEARNERS[result.run_dir]
+    expected, published = play(algo, learner.actor, obs), learner.weights()
+    alone = actor_alone(algo, saved_spaces(result), learner.hp)
+    assert not np.array_equal(alone.weights().vector, published.vector)
+    play(algo, alone, obs)  # by weights of its own, of which nothing may stay
+    alone.load(published)
+    assert_equal_state(play(algo, alone, obs), expected)
+    assert_equal_state(alone.weights()._asdict(), published._asdict())
+    assert alone.version == learner.actor.version == published.version
+
+
+@pytest.mark.parametrize("algo", ALGOS)
+def test_an_actor_in_another_process_plays_as_the_learners_own(algo, tiny_config, other_process):
+    result, obs = trained(tiny_config, algo), observations(tiny_config(algo).env_id)
+    learner = LEARNERS[result.run_dir]
+    entry = None if algo in ALGOS else ALGORITHMS[algo]  # that of a test is not in the table there
+    given = algo, saved_spaces(result), learner.hp, learner.weights(), obs, entry
+    weights, decisions, process = other_process.submit(play_elsewhere, *given).result(timeout=300)
+    assert process != os.getpid()
+    assert_equal_state(weights._asdict(), learner.weights()._asdict())
+    assert_equal_state(decisions, play(algo, learner.actor, obs))
+
+
+@pytest.mark.parametrize("algo", ALGOS)
+def test_weights_are_one_vector_that_fits_only_its_own_network(algo, tiny_config):
+    learner = LEARNERS[trained(tiny_config, algo).run_dir]
+    published, size = learner.weights(), sum(p.numel() for p in learner.actor.model.parameters())
+    assert published.vector.dtype == np.float32
+    assert published.vector.shape == (size,)
+    assert learner.actor.num_parameters == size
+    for vector in (published.vector[:-1], np.append(published.vector, np.float32(0))):
+        with pytest.raises(ValueError, match=rf"\b{len(vector):,} weights .*\b{size:,} parameters"):
+            learner.actor.load(published._replace(vector=vector, version=published.version + 1))
+    assert_equal_state(learner.weights()._asdict(), published._asdict())  # nothing was loaded
+    published.vector[:] = 0
+    assert learner.weights().vector.any()  # a copy: what was published stays as it is while training goes on
+
+
+@pytest.mark.parametrize("algo", ALGOS)
+def test_the_version_grows_from_update_to_update_and_survives_a_resume(algo, tiny_config):
+    def note(run):
+        seen.append((run.learner.gradient_steps, run.learner.weights().version))
+        if len(seen) > 1:
+            (steps, version), (more_steps, newer) = seen[-2:]
+            assert newer > version if more_steps > steps else newer == version
+
+    seen = []
+    half = quiet(tiny_config(algo, {"total_timesteps": 128}), callbacks=[note])
+    assert seen[-1][1] > 1
+    last = seen[-1]
+    assert load_policy(half.run_dir).actor.version == last[1]
+    resume_training(half.run_dir, total_timesteps=256, callbacks=[note], progress="silent")
+    assert seen[-1][1] > last[1]
+
+
+@pytest.mark.parametrize("algo", ALGOS)
+def test_playing_needs_no_learner(algo, tiny_config, tmp_path, monkeypatch):
+    result = trained(tiny_config, algo)
+    path = tmp_path / result.checkpoint_path.name
+    shutil.copytree(result.checkpoint_path, path)
+    (path / "learner.safetensors").unlink()
+
+    def refuse(*_, **__):
+        raise AssertionError("a learner was built")
+
+    entry = ALGORITHMS[algo]
+    monkeypatch.setitem(ALGORITHMS, algo, entry._replace(recipe=dataclasses.replace(entry.recipe, learner=refuse)))
+    monkeypatch.setattr(Learner, "__init__", refuse)
+    with pytest.raises(AssertionError, match="a learner was built"):
+        quiet(tiny_config(algo))
+    assert evaluate_checkpoint(path)["eval_return_mean"] == result.metrics["eval_return_mean"]
+    env = gym.make(tiny_config(algo).env_id)
+    obs, _ = env.reset(seed=0)
+    assert env.action_space.contains(load_policy(path).act(obs))

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from rl_training import load_config, resume_training, train
-from rl_training.algorithms.dqn import DQN
+from rl_training.acting.actor import EpsilonGreedyActor, RandomActor
 from rl_training.config import ConfigError, InputError
 from rl_training.runtime.checkpoints import load_checkpoint
 from rl_training.runtime.dqn_trainer import train_dqn
@@ -39,7 +39,7 @@ def test_dqn_trains_with_scheduled_epsilon(tiny_config, option):
 def test_epsilon_falls_over_the_exploration_fraction_by_default(tiny_config):
     seen = []
     config = tiny_config("dqn", {"total_timesteps": 400}, exploration_fraction=0.5, final_epsilon=0.2)
-    train(config, callbacks=[lambda run: seen.append((run.step, run.algorithm.epsilon))], progress="silent")
+    train(config, callbacks=[lambda run: seen.append((run.step, run.learner.epsilon))], progress="silent")
     expected = {step: max(0.2, 1 - 0.8 * step / 199) for step, _ in seen}
     assert dict(seen) == pytest.approx(expected)
 
@@ -142,8 +142,8 @@ def test_the_target_network_moves_on_in_a_run_resumed_without_its_replay(tiny_co
     moves = []
 
     def spy(run):
-        if run.algorithm.synced not in moves:
-            moves.append(run.algorithm.synced)
+        if run.learner.synced not in moves:
+            moves.append(run.learner.synced)
 
     path = result.run_dir / "checkpoints" / "best"
     resume_training(path, total_timesteps=512, callbacks=[spy], progress="silent")
@@ -166,7 +166,7 @@ def test_a_run_that_ends_before_learning_starts_says_so(tiny_config, capsys):
 def test_a_warm_up_alone_keeps_the_default_schedule(tiny_config):
     seen = {}
     config = tiny_config("dqn", {"total_timesteps": 400}, epsilon_warmup_steps=10, exploration_fraction=0.5)
-    train(config, callbacks=[lambda run: seen.update({run.step: run.algorithm.epsilon})], progress="silent")
+    train(config, callbacks=[lambda run: seen.update({run.step: run.learner.epsilon})], progress="silent")
     assert seen[4] == pytest.approx(0.5 * (1 - 0.95 * 4 / 199))
     assert seen[400] == 0.05
 
@@ -176,16 +176,15 @@ def test_clipping_can_be_switched_off(tiny_config):
     assert "max_grad_norm" not in metrics
 
 
-def test_the_algorithm_says_how_to_act_before_learning_starts(tiny_config, monkeypatch):
+def test_the_recipe_says_how_to_act_before_learning_starts(tiny_config, monkeypatch):
     called = []
-    for name in ("warm_up", "act"):
-        original = getattr(DQN, name)
+    for kind in (RandomActor, EpsilonGreedyActor):
 
-        def note(self, *args, name=name, original=original, **options):
+        def note(self, *args, kind=kind, original=kind.act, **options):
             if options["explore"]:
-                called.append(name)
+                called.append(kind)
             return original(self, *args, **options)
 
-        monkeypatch.setattr(DQN, name, note)
+        monkeypatch.setattr(kind, "act", note)
     train(tiny_config("dqn", learning_starts=64), progress="silent")
-    assert called == ["warm_up"] * 32 + ["act"] * 96
+    assert called == [RandomActor] * 32 + [EpsilonGreedyActor] * 96

@@ -15,7 +15,9 @@ import torch.nn.functional as F
 from gymnasium.spaces import Box, Dict, Discrete
 from torch import Tensor, nn
 
+from build import build, make_replay
 from naive_replay import Ends, stream
+from probes import copy_training
 from rl_training.algorithms.dqn import DQN, DQNHyperparameters
 from rl_training.models.q_network import QNetwork
 from rl_training.types import Batch, Spaces
@@ -28,7 +30,8 @@ TABLE = Spaces(Discrete(4), Discrete(3))  # one-hot, so that a linear layer is a
 def make_dqn(spaces: Spaces = SPACES, *, seed: int = 0, **changes: Any) -> DQN:
     torch.manual_seed(seed)
     hp = DQNHyperparameters(**{"hidden_sizes": (16, 16), "buffer_capacity": 1000, "batch_size": 8, **changes})
-    return DQN.build(spaces, hp, rng=np.random.default_rng(seed), device=torch.device("cpu"))
+    learner: DQN = build("dqn", spaces, hp, rng=np.random.default_rng(seed))
+    return learner
 
 
 def perturb(model: nn.Module, scale: float) -> None:
@@ -102,7 +105,7 @@ def test_a_step_is_that_of_stable_baselines3(spaces: Spaces, max_grad_norm: floa
         theirs.train(1, 16)
         ours.update(batch)
     moments = theirs.policy.optimizer.state
-    optimizer = ours.optimizer
+    optimizer = ours.optimizers["model"]
     flat = optimizer.parameters
     assert [p.shape for p in flat.parameters] == [p.shape for p in theirs.q_net.parameters()]
     for ours_now, mean, square, parameter in zip(
@@ -177,7 +180,7 @@ def test_greedy_actions_are_those_of_the_model(spaces: Spaces, dueling: bool) ->
         is_dict = isinstance(samples[0], dict)
         obs = {k: np.stack([s[k] for s in samples]) for k in samples[0]} if is_dict else np.stack(samples)
         tensors = {k: torch.from_numpy(x) for k, x in obs.items()} if is_dict else torch.from_numpy(obs)
-        decision = dqn.act(obs, {}, explore=False, rng=rng)
+        decision = dqn.actor.act(obs, {}, explore=False, rng=rng)
         with torch.no_grad():
             np.testing.assert_array_equal(decision.action, dqn.model(tensors).argmax(1))
         perturb(dqn.model, 0.3)
@@ -202,7 +205,7 @@ def test_importance_weights_enter_the_loss(double: bool, dueling: bool) -> None:
     gradients = torch.autograd.grad((weight * huber).mean(), list(model.parameters()))
     _, td_error = dqn.update({**batch, "weight": weight})
     torch.testing.assert_close(td_error.abs(), error.detach().abs(), atol=1e-6, rtol=1e-6)
-    flat = dqn.optimizer.parameters
+    flat = dqn.optimizers["model"].parameters
     for ours, expected in zip(flat.views(flat.gradient), gradients, strict=True):
         torch.testing.assert_close(ours, expected, atol=1e-6, rtol=1e-5)
 
@@ -238,7 +241,7 @@ class Spy:
     def __init__(self, num_envs: int, **changes: Any) -> None:
         space = Spaces(Box(-np.inf, np.inf, (2,), np.float32), Discrete(3))
         self.dqn = make_dqn(space, hidden_sizes=(4,), batch_size=2, **changes)
-        self.num_envs, self.replay = num_envs, self.dqn.make_replay(num_envs)
+        self.num_envs, self.replay = num_envs, make_replay("dqn", self.dqn, space, num_envs)
         self.gradients: list[tuple[int, int]] = []  # (env steps, gradient steps so far) after each call
         self.moves: list[tuple[int, int]] = []  # the same at each move of the target
         move = self.dqn.move_target
@@ -307,11 +310,9 @@ def test_the_target_follows_every_so_many_env_steps(num_envs: int, train_frequen
 
 
 def test_priorities_are_the_errors_of_the_transitions_drawn() -> None:
-    dqn = make_dqn(
-        Spaces(Box(-np.inf, np.inf, (2,), np.float32), Discrete(3)), prioritized=True, priority_exponent=0.7,
-        learning_rate=0.0, beta=0.5, n_step=3, gamma=0.9,
-    )  # fmt: skip
-    replay = dqn.make_replay(2)
+    spaces = Spaces(Box(-np.inf, np.inf, (2,), np.float32), Discrete(3))
+    dqn = make_dqn(spaces, prioritized=True, priority_exponent=0.7, learning_rate=0.0, beta=0.5, n_step=3, gamma=0.9)
+    replay = make_replay("dqn", dqn, spaces, 2)
     for step in islice(stream(2), 40):
         step["action"] %= 3
         del step["logprob"]  # DQN declares no extras
@@ -348,9 +349,9 @@ def test_a_small_network_learns_in_numpy_what_it_would_in_torch(
     spaces = Spaces(Box(-np.inf, np.inf, (5,), np.float32), Discrete(4))
     changes = {"activation": activation, "double": double, "hidden_sizes": hidden_sizes, "learning_rate": 0.01}
     fast, slow = (make_dqn(spaces, **changes) for _ in range(2))
-    slow.load_state_dict(fast.state_dict())
-    slow.network = None
-    assert fast.network is not None
+    copy_training(fast, slow)
+    slow.numpy_gradient = None
+    assert fast.numpy_gradient is not None
     rng = np.random.default_rng(1)
     for step in range(6):
         obs, next_obs = torch.from_numpy(rng.standard_normal((2, 32, 5), dtype=np.float32))
@@ -374,7 +375,7 @@ def test_a_small_network_learns_in_numpy_what_it_would_in_torch(
     for name, value in fast.model.state_dict().items():
         torch.testing.assert_close(value, slow.model.state_dict()[name], atol=1e-5, rtol=1e-4)
     large = make_dqn(spaces, hidden_sizes=(512, 512))
-    assert large.network is None
+    assert large.numpy_gradient is None
 
 
 @pytest.mark.parametrize("epsilon", [0.0, 0.1, 0.5, 1.0])
@@ -382,7 +383,7 @@ def test_every_environment_tosses_a_coin_of_its_own(epsilon: float) -> None:
     dqn = make_dqn(TABLE, hidden_sizes=(), epsilon=epsilon, learning_starts=0)
     set_table(dqn.model, Q)
     rng, obs = np.random.default_rng(0), np.array([0, 1, 2, 3] * 10)
-    actions = np.stack([dqn.act(obs, {}, explore=True, rng=rng).action for _ in range(2500)])  # 100,000 draws
+    actions = np.stack([dqn.actor.act(obs, {}, explore=True, rng=rng).action for _ in range(2500)])  # 100,000 draws
     other = actions != Q.argmax(1).numpy()[obs]
     p = epsilon * 2 / 3  # a random action may be the best one
     assert abs(other.mean() - p) <= 5 * math.sqrt(p * (1 - p) / other.size)
@@ -402,7 +403,7 @@ def test_evaluation_has_an_epsilon_of_its_own() -> None:
     for eval_epsilon in (0.0, 0.3):
         dqn = make_dqn(TABLE, hidden_sizes=(), epsilon=1.0, eval_epsilon=eval_epsilon)
         set_table(dqn.model, Q)
-        action = dqn.act(obs, {}, explore=False, rng=np.random.default_rng(0)).action
+        action = dqn.actor.act(obs, {}, explore=False, rng=np.random.default_rng(0)).action
         p = eval_epsilon * 2 / 3
         assert abs((action != best).mean() - p) <= 5 * math.sqrt(p * (1 - p) / 1000)
 

@@ -7,16 +7,18 @@ from typing import Any
 import numpy as np
 import torch
 
+from build import build, make_replay
 from envs_for_tests import SixSteps
 from rl_training import TrainConfig, train
-from rl_training.algorithms.efficientzero import EfficientZero
+from rl_training.algorithms.efficientzero import EfficientZeroHyperparameters, value_prefixes
+from rl_training.algorithms.planning import to_tensors
 from rl_training.data.replay import Replay
 from rl_training.types import Batch, Spaces
 
 
-def random_play(algorithm: Any, *, episodes: int, num_envs: int = 4, seed: int = 0) -> Replay:
+def random_play(learner: Any, *, episodes: int, num_envs: int = 4, seed: int = 0) -> Replay:
     """Episodes of SixSteps in which every action is as likely."""
-    rng, replay = np.random.default_rng(seed), algorithm.make_replay(num_envs)
+    rng, replay = np.random.default_rng(seed), make_replay("efficientzero", learner, learner.spaces, num_envs)
     envs = [SixSteps() for _ in range(num_envs)]
     for _ in range(episodes // num_envs):
         obs, over = np.stack([env.reset()[0] for env in envs]), False
@@ -39,11 +41,11 @@ def random_play(algorithm: Any, *, episodes: int, num_envs: int = 4, seed: int =
 
 
 @torch.no_grad()
-def reward_losses(algorithm: Any, batch: Batch) -> tuple[float, float, float]:
+def reward_losses(learner: Any, batch: Batch) -> tuple[float, float, float]:
     """Cross-entropies per step of value prefixes: the model's, that of the best guess which knows the observation and
     how far it has come but no action, and that of one which knows the prefix."""
-    model = algorithm.model
-    target = model.reward_support.to_probs(algorithm.reward_target(batch))  # [B, K, atoms]
+    model = learner.model
+    target = model.reward_support.to_probs(value_prefixes(batch["reward"], model.lstm_horizon))  # [B, K, atoms]
     _, logits = model.unroll(model.represent(batch["obs"]), batch["action"], gradient_scale=1.0)
     blind = torch.zeros_like(target)
     step = batch["obs"].argmax(1)
@@ -55,15 +57,14 @@ def reward_losses(algorithm: Any, batch: Batch) -> tuple[float, float, float]:
 
 def test_the_value_prefix_soon_sees_actions() -> None:
     torch.manual_seed(0)
-    env, hp = SixSteps(), EfficientZero.Hyperparameters(reanalyse_ratio=0.0, batch_size=64)
-    spaces = Spaces(env.observation_space, env.action_space)
-    algorithm = EfficientZero.build(spaces, hp, rng=np.random.default_rng(0), device=torch.device("cpu"))
-    replay = random_play(algorithm, episodes=200)
+    env, hp = SixSteps(), EfficientZeroHyperparameters(reanalyse_ratio=0.0, batch_size=64)
+    learner = build("efficientzero", Spaces(env.observation_space, env.action_space), hp)
+    replay = random_play(learner, episodes=200)
     index, _ = replay.draw(512, np.random.default_rng(1), beta=0.0, exponent=0.0)
-    batch = algorithm.to_tensors(algorithm.targets(replay, index))
+    batch = to_tensors(learner.targets(replay, index), learner.device)
     for _ in range(300):
-        algorithm.one_step(replay)
-    loss, blind, least = reward_losses(algorithm, batch)
+        learner.one_step(replay)
+    loss, blind, least = reward_losses(learner, batch)
     assert blind - least > 0.2  # there is something to see
     assert loss < (blind + least) / 2, (loss, blind, least)
 

@@ -36,7 +36,7 @@ def test_efficientzero_trains_with_scheduled_temperature_and_simulations(tiny_co
 
 def test_fixed_numbers_stay(tiny_config):
     seen = set()
-    note = lambda run: seen.add((run.algorithm.temperature, run.algorithm.num_simulations))  # noqa: E731
+    note = lambda run: seen.add((run.learner.temperature, run.learner.num_simulations))  # noqa: E731
     config = tiny_config("efficientzero", temperature=0.7, num_simulations=4)
     result = train(config, callbacks=[note], progress="silent")
     assert seen == {(0.7, 4)}

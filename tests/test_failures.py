@@ -89,7 +89,7 @@ def test_a_deleted_folder_costs_no_checkpoint(algo, tiny_config):
 
     def remove(run):
         if run.step == 128:
-            run.saver.wait()
+            run.checkpoints.saver.wait()
             shutil.rmtree(run.dir)
 
     result = train(config, callbacks=[remove], progress="silent")

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 from itertools import islice
+from types import SimpleNamespace
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import pytest
-import torch
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary
 
+from build import build
 from conftest import TINY
 from naive_replay import stream
 from rl_training import ALGORITHMS
-from rl_training.algorithms import replay_based
 from rl_training.config import InputError
 from rl_training.data.fields import fields_of
 from rl_training.data.replay import Replay
 from rl_training.data.rollout import Rollout
 from rl_training.data.state_check import StateMismatch
+from rl_training.runtime import off_policy
 from rl_training.types import Field, Spaces, Step
 
 NUM_ENVS = 3
@@ -93,22 +94,25 @@ CASES: dict[str, tuple[str, Spaces, dict[str, Any]]] = {
 }
 
 
-def build(case: str, **changes: Any) -> Any:
+def run_of(case: str, **changes: Any) -> Any:
+    """As much of a run as its replay is made of."""
     algo, spaces, options = CASES[case]
     recipe = ALGORITHMS[algo].recipe
     hp = recipe.hyperparameters(**{**TINY[algo], **options, **changes})
-    return recipe.build(spaces, hp, rng=np.random.default_rng(0), device=torch.device("cpu"))
+    source = SimpleNamespace(spaces=[spaces], normalizers=[None])
+    config, fields = SimpleNamespace(num_envs=NUM_ENVS), [recipe.fields(spaces, hp)]
+    return SimpleNamespace(learner=build(algo, spaces, hp), source=source, config=config, fields=fields)
 
 
-def played(algorithm: Any) -> Step:
+def played(actor: Any) -> Step:
     """One step of random observations, with what `act` says of them."""
-    space = algorithm.spaces.observation
+    space = actor.spaces.observation
     parts = space.spaces if isinstance(space, Dict) else {"": space}
     arrays = {key: np.stack([part.sample() for _ in range(NUM_ENVS)]) for key, part in parts.items()}
     if "action_mask" in arrays:
         arrays["action_mask"][:] = 1
     obs = arrays if isinstance(space, Dict) else arrays[""]
-    decision = algorithm.act(obs, {}, explore=True, rng=np.random.default_rng(0))
+    decision = actor.act(obs, {}, explore=True, rng=np.random.default_rng(0))
     flags = {key: np.zeros(NUM_ENVS, bool) for key in ("terminated", "truncated")}
     reward = np.zeros(NUM_ENVS, np.float32)
     first = np.ones(NUM_ENVS, bool)
@@ -128,27 +132,21 @@ def allocated(replay: Replay) -> int:
 
 @pytest.mark.parametrize("case", CASES)
 def test_the_guard_on_memory_knows_what_will_be_allocated(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    algorithm = build(case, buffer_capacity=1000)
-    replay = algorithm.make_replay(NUM_ENVS)
-    replay.add(played(algorithm))
-    monkeypatch.setattr(replay_based, "usable_bytes", lambda: allocated(replay))
-    algorithm.make_replay(NUM_ENVS)
-    monkeypatch.setattr(replay_based, "usable_bytes", lambda: allocated(replay) - 1)
+    run = run_of(case, buffer_capacity=1000)
+    replay = off_policy.make_replay(run)
+    replay.add(played(run.learner.actor))
+    monkeypatch.setattr(off_policy, "usable_bytes", lambda: allocated(replay))
+    off_policy.make_replay(run)
+    monkeypatch.setattr(off_policy, "usable_bytes", lambda: allocated(replay) - 1)
     with pytest.raises(InputError, match="1,000 steps take"):
-        algorithm.make_replay(NUM_ENVS)
+        off_policy.make_replay(run)
 
 
 @pytest.mark.parametrize("algo", ["ppo", "a2c"])
 @pytest.mark.parametrize("action", [Discrete(3), CONTINUOUS, MultiBinary(2), gym.spaces.MultiDiscrete([2, 3])], ids=str)
 def test_what_an_actor_critic_declares_is_what_it_gives(algo: str, action: gym.Space) -> None:
-    from rl_training.data.fields import step_fields
-
-    recipe = ALGORITHMS[algo].recipe
-    spaces = Spaces(VECTOR, action)
-    algorithm: Any = recipe.build(
-        spaces, recipe.hyperparameters(), rng=np.random.default_rng(0), device=torch.device("cpu")
-    )
-    algorithm.spaces = spaces
-    fields = step_fields(spaces, algorithm.extra_fields())
-    assert fields == fields_of(played(algorithm))
+    recipe, spaces = ALGORITHMS[algo].recipe, Spaces(VECTOR, action)
+    hp = recipe.hyperparameters()
+    fields = recipe.fields(spaces, hp)
+    assert fields == fields_of(played(build(algo, spaces, hp).actor))
     assert fields["value"] == Field((), np.dtype(np.float32))

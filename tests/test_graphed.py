@@ -9,27 +9,24 @@ import numpy as np
 import pytest
 import torch
 
-from rl_training.algorithms.efficientzero import EfficientZero, EfficientZeroHyperparameters
+from build import build
+from naive_planning import restore
+from rl_training import ALGORITHMS
 from rl_training.acting.graphed import GraphedGradient
-from rl_training.algorithms.muzero import MuZero, MuZeroHyperparameters
-from rl_training.acting.planner import Planner
 from rl_training.acting.inference import GraphInference, TorchInference
+from rl_training.acting.planner import Planner
 from rl_training.types import Spaces
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 SPACES = Spaces(gym.spaces.Box(0, 255, (4, 48, 48), np.uint8), gym.spaces.Discrete(3), frame_stack=4)
-KINDS: dict[str, Any] = {
-    "muzero": (MuZero, MuZeroHyperparameters),
-    "efficientzero": (EfficientZero, EfficientZeroHyperparameters),
-}
+KINDS = ("muzero", "efficientzero")
 B, K = 8, 5
 
 
 def make(kind: str, **numbers: Any) -> Any:
-    algorithm, hyperparameters = KINDS[kind]
     torch.manual_seed(0)
-    hp = hyperparameters(channels=8, batch_size=B, unroll_steps=K, **numbers)
-    return algorithm.build(SPACES, hp, rng=np.random.default_rng(0), device=torch.device("cuda"))
+    hp = ALGORITHMS[kind].recipe.hyperparameters(channels=8, batch_size=B, unroll_steps=K, **numbers)
+    return build(kind, SPACES, hp, device="cuda")
 
 
 def batch(number: int) -> dict[str, torch.Tensor]:
@@ -49,7 +46,7 @@ def batch(number: int) -> dict[str, torch.Tensor]:
 def test_a_captured_gradient_is_the_gradient(kind: str) -> None:
     options = {"augment": False} if kind == "efficientzero" else {}
     graphed, plain = make(kind, **options), make(kind, **options)
-    plain.graphed = None
+    plain.fast_gradient = plain.gradient
     for number in range(3 * GraphedGradient.WARM_UP):
         reports = []
         for each in (graphed, plain):
@@ -58,45 +55,45 @@ def test_a_captured_gradient_is_the_gradient(kind: str) -> None:
         for name, value in reports[1].items():
             torch.testing.assert_close(reports[0][name], value, rtol=2e-3, atol=2e-3, msg=f"{name} at {number}")
         # One step of Adam moves a weight by the learning rate, whatever the gradient's size: compare where it is large.
-        ours, theirs = (each.optimizer.parameters.gradient for each in (graphed, plain))
+        ours, theirs = (each.optimizers["model"].parameters.gradient for each in (graphed, plain))
         assert torch.nn.functional.cosine_similarity(ours, theirs, 0) > 0.999
-        graphed.load_state_dict(plain.state_dict())
-    assert graphed.graphed.graph is not None
+        restore(graphed, plain)
+    assert graphed.fast_gradient.graph is not None
 
 
 def test_another_coefficient_is_another_capture() -> None:
-    algorithm = make("muzero")
+    learner = make("muzero")
     for number in range(GraphedGradient.WARM_UP + 1):
-        algorithm.update(batch(number))
-    first = algorithm.graphed.graph
+        learner.update(batch(number))
+    first = learner.fast_gradient.graph
     assert first is not None
     other = make("muzero", value_coef=3.0)
-    other.graphed = None
-    algorithm.hp = other.hp
+    other.fast_gradient = other.gradient
+    learner.hp = other.hp
     for number in range(GraphedGradient.WARM_UP + 2):
-        other.load_state_dict(algorithm.state_dict())
-        ours, theirs = algorithm.update(batch(number))[0], other.update(batch(number))[0]
+        restore(other, learner)
+        ours, theirs = learner.update(batch(number))[0], other.update(batch(number))[0]
         torch.testing.assert_close(ours["loss"], theirs["loss"], rtol=2e-3, atol=2e-3)
-    assert algorithm.graphed.graph not in (first, None)
+    assert learner.fast_gradient.graph not in (first, None)
 
 
 def test_what_a_search_captured_stays_its_own() -> None:
     """A graph writes to the memory it captured: nobody else may be given that."""
-    algorithm, rng = make("efficientzero"), np.random.default_rng(0)
+    learner, rng = make("efficientzero"), np.random.default_rng(0)
     numbers: dict[str, Any] = {"temperature": 0.0, "num_simulations": 4, "root_exploration_fraction": 0.0, "rng": rng}
-    algorithm.plan(batch(0)["obs"], **numbers)
+    learner.actor.plan(batch(0)["obs"], **numbers)
     others = [torch.full((size,), 7, dtype=torch.int64, device="cuda") for size in (1, B, 2 * B, 64) for _ in range(20)]
-    algorithm.plan(batch(1)["obs"], **numbers)
+    learner.actor.plan(batch(1)["obs"], **numbers)
     assert all((x == 7).all() for x in others)
 
 
 def test_a_captured_first_word_is_the_model_s() -> None:
-    algorithm = make("efficientzero")
-    plain = TorchInference(algorithm.model)
+    learner = make("efficientzero")
+    plain = TorchInference(learner.model)
     for number in range(3):
         obs = batch(number)["obs"]
-        np.testing.assert_allclose(algorithm.planner.inference.initial(obs, 4), plain.initial(obs, 4), atol=1e-3)
-        torch.testing.assert_close(algorithm.planner.inference.roots, plain.roots, atol=1e-3, rtol=1e-3)
+        np.testing.assert_allclose(learner.actor.planner.inference.initial(obs, 4), plain.initial(obs, 4), atol=1e-3)
+        torch.testing.assert_close(learner.actor.planner.inference.roots, plain.roots, atol=1e-3, rtol=1e-3)
 
 
 def test_images_are_seen_in_half_precision_where_nothing_is_learned_from_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,8 +112,8 @@ def test_images_are_seen_in_half_precision_where_nothing_is_learned_from_it(monk
 @pytest.mark.parametrize("half", [3, 100])
 def test_captured_steps_of_two_halves_are_the_model_s(half: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(GraphInference, "HALF", half)
-    algorithm, rng = make("efficientzero"), np.random.default_rng(0)
-    captured, plain = algorithm.planner.inference, TorchInference(algorithm.model)
+    learner, rng = make("efficientzero"), np.random.default_rng(0)
+    captured, plain = learner.actor.planner.inference, TorchInference(learner.model)
     for number in range(2):
         for inference in (captured, plain):
             inference.initial(batch(number)["obs"], 4)
@@ -128,8 +125,9 @@ def test_captured_steps_of_two_halves_are_the_model_s(half: int, monkeypatch: py
         rows = 5 * B
         torch.testing.assert_close(captured.states[:rows], plain.states[:rows], atol=2e-3, rtol=2e-3)
     numbers: dict[str, Any] = {"temperature": 0.0, "num_simulations": 8, "root_exploration_fraction": 0.0, "rng": rng}
-    slow = Planner(algorithm.model, SPACES, num_candidates=2)
+    slow = Planner(learner.model, SPACES, num_candidates=2)
     slow.inference = plain
-    plans = [algorithm.plan(batch(2)["obs"], planner=planner, **numbers) for planner in (None, slow)]
+    planners = (learner.actor.planner, slow)
+    plans = [learner.actor.plan_with(planner, batch(2)["obs"], learner.hp, **numbers) for planner in planners]
     np.testing.assert_allclose(plans[0].value, plans[1].value, atol=5e-3)
     assert (plans[0].visits.sum(1) == 8).all()

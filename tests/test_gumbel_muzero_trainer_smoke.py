@@ -6,6 +6,7 @@ import pytest
 
 from planning_smoke import SCHEDULES, check_resume, check_schedules, check_self_play, smoke_config
 from rl_training import evaluate_checkpoint, train
+from rl_training.acting.planning import PlanningActor
 from rl_training.config import ConfigError
 from rl_training.runtime.gumbel_muzero_trainer import train_gumbel_muzero
 from smoke import check_run
@@ -33,7 +34,7 @@ def test_gumbel_muzero_trains_with_scheduled_temperature_and_simulations(tiny_co
 
 def test_fixed_numbers_stay(tiny_config):
     seen = set()
-    note = lambda run: seen.add((run.algorithm.temperature, run.algorithm.num_simulations))  # noqa: E731
+    note = lambda run: seen.add((run.learner.temperature, run.learner.num_simulations))  # noqa: E731
     config = tiny_config("gumbel_muzero", temperature=0.7, num_simulations=4)
     result = train(config, callbacks=[note], progress="silent")
     assert seen == {(0.7, 4)}
@@ -42,16 +43,13 @@ def test_fixed_numbers_stay(tiny_config):
 
 def test_every_search_has_the_numbers_of_its_step(tiny_config, monkeypatch):
     """The noise of acting has the scale of its step; evaluation has none."""
-    from rl_training.algorithms.gumbel_muzero import GumbelMuZero
-
-    searched, plan = [], GumbelMuZero.plan
+    searched, plan = [], PlanningActor.plan
 
     def spy(self, obs, **numbers):
-        if numbers.get("planner") is None:
-            searched.append((numbers["temperature"], numbers["num_simulations"]))
+        searched.append((numbers["temperature"], numbers["num_simulations"]))
         return plan(self, obs, **numbers)
 
-    monkeypatch.setattr(GumbelMuZero, "plan", spy)
+    monkeypatch.setattr(PlanningActor, "plan", spy)
     schedules = {
         "temperature_schedule": {"kind": "linear", "start": 1.0, "end": 0.2},
         "num_simulations_schedule": {"kind": "linear", "start": 2, "end": 6},

@@ -26,9 +26,8 @@ from rl_training import (
     train,
 )
 from rl_training.config import InputError
-from rl_training.envs import tasks as tasks_module
 from rl_training.envs.runner import EnvRunner
-from rl_training.runtime import evaluation
+from rl_training.runtime import evaluation, sources
 from rl_training.runtime.checkpoints import load_checkpoint
 from rl_training.runtime.metrics import over_tasks
 from rl_training.runtime.ppo_trainer import train_ppo
@@ -83,14 +82,14 @@ def test_a_run_in_two_environments(make):
     seen = {}
     result = quiet(make(), callbacks=[look(seen)])
     check_run(result, make())
-    algorithm, tasks = seen["run"].algorithm, seen["run"].tasks
+    actor, source = seen["run"].actor, seen["run"].source
     assert result.metrics["global_step"] == 240
-    assert algorithm.acted == [60, 60]  # 2 environments of each task, 2 tasks
+    assert [task.acted for task in actor.actors] == [60, 60]  # 2 environments of each task, 2 tasks
     assert result.metrics["gradient_steps"] == 60
-    assert [spaces.observation.shape for spaces in algorithm.spaces] == [(4,), (6,)]
+    assert [spaces.observation.shape for spaces in actor.spaces] == [(4,), (6,)]
     assert [seen["run"].parts[f"replay_{i}"].added for i in range(2)] == [120, 120]
-    assert tasks.names == PAIR
-    first, second = tasks.runners
+    assert source.names == PAIR
+    first, second = source.runners
     assert first.rng.bit_generator.state != second.rng.bit_generator.state
     assert first.envs.envs[0].get_wrapper_attr("seed") != second.envs.envs[0].get_wrapper_attr("seed")
 
@@ -137,23 +136,24 @@ def test_resume_is_exact(make, target):
     for name in whole.metrics.keys() - {"steps_per_second"}:
         assert resumed.metrics[name] == pytest.approx(whole.metrics[name], nan_ok=True, abs=0), name
     state = load_checkpoint(whole.checkpoint_path).state
-    assert state.keys() == {"algorithm", "controls", "normalizer", "runner", "replay_0", "replay_1", "run"}
+    replays = {"replay_0", "replay_1"}
+    assert state.keys() == {"actor", "learner", "controls", "normalizer", "runner", "run"} | replays
     assert state["normalizer"].keys() == {"0"}
-    assert state["algorithm"]["finished"] == ([] if target is None else [0])
+    assert state["learner"]["finished"] == ([] if target is None else [0])
 
 
 def test_a_checkpoint_of_the_step_of_an_evaluation_holds_what_was_made_of_it(make):
     config = make(eval_interval=96, checkpoint_interval=96, keep_checkpoints=0, target=6.0)
     run_dir = quiet(config).run_dir
-    assert load_checkpoint(run_dir / "checkpoints" / "step_96").state["algorithm"]["finished"] == [0]
+    assert load_checkpoint(run_dir / "checkpoints" / "step_96").state["learner"]["finished"] == [0]
 
 
 def test_a_finished_task_is_left_alone(make):
     seen = {}
     metrics = quiet(make(eval_interval=96, target=6.0), callbacks=[look(seen)]).metrics
-    algorithm = seen["run"].algorithm
-    assert algorithm.scores[0] == {0: 6.0, 1: -9.0}
-    assert algorithm.acted == [24, 24 + (240 - 96) // 2]
+    learner = seen["run"].learner
+    assert learner.scores[0] == {0: 6.0, 1: -9.0}
+    assert [task.acted for task in learner.actor.actors] == [24, 24 + (240 - 96) // 2]
     assert metrics["eval_return_mean/CartPole-v1"] == 6  # evaluated all the same
 
 
@@ -167,11 +167,12 @@ def test_one_environment_is_a_task_like_any_other(make):
     seen = {}
     config = make(env_id="CartPole-v1", env_kwargs={"wrappers": {"time_limit": 6}}, eval_interval=96)
     result = quiet(config, callbacks=[look(seen)])
-    assert len(seen["run"].algorithm.spaces) == 1
-    assert seen["run"].algorithm.scores[0] == {0: 6.0}
+    assert len(seen["run"].actor.spaces) == 1
+    assert seen["run"].learner.scores[0] == {0: 6.0}
     assert not [name for name in result.metrics if "/" in name]
     assert load_checkpoint(result.checkpoint_path).state.keys() == {
-        "algorithm",
+        "actor",
+        "learner",
         "controls",
         "runner",
         "replay_0",
@@ -198,7 +199,7 @@ def test_a_policy_is_that_of_its_task(make):
     runner = load_checkpoint(result.checkpoint_path).state["runner"]
     assert first.normalizer.observation(np.zeros((1, 4), np.float32)).any()
     obs = runner["1"]["obs"]
-    assert np.array_equal(second.act(obs), (obs @ second.algorithm.weights[1].numpy()).argmax(-1))
+    assert np.array_equal(second.act(obs), (obs @ second.actor.owner.model[1].numpy()).argmax(-1))
     assert np.array_equal(predict_checkpoint(result.run_dir, obs, task="Acrobot-v1"), second.act(obs))
     assert len({int(second.act(obs, deterministic=False)[0]) for _ in range(50)}) > 1
 
@@ -209,7 +210,7 @@ def test_every_task_normalises_by_its_own_statistics(make):
     result = quiet(make(env_kwargs={"wrappers": wrappers}), callbacks=[look(seen)])
     run = seen["run"]
     saved = load_checkpoint(result.checkpoint_path).state["normalizer"]
-    for i, runner in enumerate(run.tasks.runners):
+    for i, runner in enumerate(run.source.runners):
         assert run.parts[f"replay_{i}"].scaling is runner.normalizer
         policy = load_policy(result.run_dir, task=PAIR[i])
         assert_equal_state(policy.normalizer.state_dict()["observation"], saved[str(i)]["observation"])
@@ -234,7 +235,7 @@ def test_spaces_that_evaluation_would_change_name_their_task(make):
 
 def test_evaluating_leaves_training_alone(make):
     never, often = quiet(make()), quiet(make(eval_interval=16))
-    one, other = (load_checkpoint(result.checkpoint_path).state["algorithm"]["model"] for result in (never, often))
+    one, other = (load_checkpoint(result.checkpoint_path).state["actor"]["model"] for result in (never, often))
     assert all((one[key] == other[key]).all() for key in one)
 
 
@@ -287,18 +288,18 @@ def test_all_environments_are_closed(make, monkeypatch):
     monkeypatch.setattr(EnvRunner, "close", note)
     with pytest.raises(OSError, match="one that fails"):
         quiet(make(), callbacks=[look(seen), lambda run: closed.clear()])
-    assert {id(runner) for runner in closed} >= {id(runner) for runner in seen["run"].tasks.runners}
+    assert {id(runner) for runner in closed} >= {id(runner) for runner in seen["run"].source.runners}
 
 
 def test_the_first_is_closed_where_the_second_cannot_be_made(make, monkeypatch):
-    made, original = [], tasks_module.make_envs
+    made, original = [], sources.make_envs
 
     def make_envs(*args, **options):
         made.append(original(*args, **options))
         made[-1].close = lambda: made.append("closed")
         return made[-1]
 
-    monkeypatch.setattr(tasks_module, "make_envs", make_envs)
+    monkeypatch.setattr(sources, "make_envs", make_envs)
     with pytest.raises(InputError, match="nope"):
         quiet(make(env_kwargs={"Acrobot-v1": {"nope": 1}}))
     assert made[1:] == ["closed"]

@@ -6,6 +6,7 @@ import pytest
 
 from planning_smoke import SCHEDULES, check_resume, check_schedules, check_self_play, smoke_config
 from rl_training import evaluate_checkpoint, predict_checkpoint, resume_training, train
+from rl_training.acting.planning import PlanningActor
 from rl_training.config import ConfigError, InputError
 from rl_training.runtime.muzero_trainer import train_muzero
 from smoke import check_run
@@ -32,7 +33,7 @@ def test_muzero_trains_with_scheduled_temperature_and_simulations(tiny_config):
 
 def test_fixed_numbers_stay(tiny_config):
     seen = set()
-    note = lambda run: seen.add((run.algorithm.temperature, run.algorithm.num_simulations))  # noqa: E731
+    note = lambda run: seen.add((run.learner.temperature, run.learner.num_simulations))  # noqa: E731
     result = train(tiny_config("muzero", temperature=0.7, num_simulations=4), callbacks=[note], progress="silent")
     assert seen == {(0.7, 4)}
     assert (result.metrics["temperature"], result.metrics["num_simulations"]) == (0.7, 4)
@@ -40,16 +41,13 @@ def test_fixed_numbers_stay(tiny_config):
 
 def test_every_search_has_the_numbers_of_its_step(tiny_config, monkeypatch):
     """What a schedule says is what the search is asked for: in acting, not in evaluation."""
-    from rl_training.algorithms.muzero import MuZero
-
-    searched, plan = [], MuZero.plan
+    searched, plan = [], PlanningActor.plan
 
     def spy(self, obs, **numbers):
-        if numbers.get("planner") is None:
-            searched.append((numbers["temperature"], numbers["num_simulations"], numbers["root_exploration_fraction"]))
+        searched.append((numbers["temperature"], numbers["num_simulations"], numbers["root_exploration_fraction"]))
         return plan(self, obs, **numbers)
 
-    monkeypatch.setattr(MuZero, "plan", spy)
+    monkeypatch.setattr(PlanningActor, "plan", spy)
     schedules = {
         "temperature_schedule": {"kind": "linear", "start": 1.0, "end": 0.2},
         "num_simulations_schedule": {"kind": "linear", "start": 2, "end": 6},
@@ -65,7 +63,7 @@ def test_every_search_has_the_numbers_of_its_step(tiny_config, monkeypatch):
 def test_the_default_temperature_cools_in_steps(tiny_config):
     seen = {}
     config = tiny_config("muzero", {"total_timesteps": 400})
-    train(config, callbacks=[lambda run: seen.update({run.step: run.algorithm.temperature})], progress="silent")
+    train(config, callbacks=[lambda run: seen.update({run.step: run.learner.temperature})], progress="silent")
     assert {seen[2], seen[150]} == {1.0}
     assert {seen[220], seen[290]} == {0.5}
     assert {seen[320], seen[400]} == {0.25}

@@ -13,8 +13,10 @@ from torch import Tensor, nn
 
 from probes import random_observation
 from rl_training.acting.forward import NumpyForward, TorchForward, make_forward, to_tensors
+from rl_training.algorithms.optim import Adam, descend
 from rl_training.models.actor_critic import ActorCritic
 from rl_training.models.networks import NatureCNN, make_encoder, mlp
+from rl_training.models.parameters import FlatParameters
 from rl_training.types import Spaces
 
 VECTOR, IMAGE = Box(-1, 1, (3,), np.float32), Box(0, 255, (4, 84, 84), np.uint8)
@@ -33,7 +35,7 @@ def linears(network: nn.Module) -> list[Any]:
 
 def test_layers_are_orthogonal_with_the_usual_gains() -> None:
     model = ActorCritic(Spaces(Box(-1, 1, (7,)), Discrete(5)), (64, 32))
-    for network, head_gain in ((model.policy, 0.01), (model.critic, 1.0)):
+    for network, head_gain in zip(model.networks(), (0.01, 1.0), strict=True):
         gains = [2**0.5, 2**0.5, head_gain]
         for layer, gain in zip(linears(network), gains, strict=True):
             assert_orthogonal(layer.weight, gain)
@@ -134,7 +136,7 @@ ACTIONS: dict[str, tuple[gym.Space, tuple[int, ...], type]] = {
 
 def acting_of(model: ActorCritic, kind: Any = make_forward) -> Any:
     """What `act` makes of a model: observations -> (policy, values [N])."""
-    forward = kind(model.encoder, model.policy, model.critic)
+    forward = kind(model.encoder, *model.networks())
 
     def acting(obs: Any) -> Any:
         output, value = forward(obs)
@@ -201,3 +203,52 @@ def test_what_acting_returns_is_not_overwritten_by_the_next_call() -> None:
     acting(random_observation(VECTOR, 4, rng))
     np.testing.assert_array_equal(policy.mode, kept[0])
     np.testing.assert_array_equal(value, kept[1])
+
+
+@pytest.mark.parametrize("moved", ["policy", "value"])
+@pytest.mark.parametrize(
+    "spaces",
+    [
+        Spaces(VECTOR, Discrete(4)),
+        Spaces(VECTOR, Box(-1, 1, (2,), np.float32)),
+        Spaces(IMAGE, Discrete(4)),
+        Spaces(OBSERVATIONS["dict with image"], Box(-1, 1, (2,), np.float32)),
+    ],
+    ids=["vector", "vector, box", "image", "dict with image"],
+)
+def test_policy_and_value_are_groups_of_parameters_that_are_stepped_alone(spaces: Spaces, moved: str) -> None:
+    model = ActorCritic(spaces, (16, 16))
+    flat, groups = FlatParameters(model.parameters()), model.groups()
+    policy, value = ([id(p) for p in groups[name]] for name in ("policy", "value"))
+    assert not set(policy) & set(value)
+    assert policy + value == [id(p) for p in model.parameters()]  # all of them, each group in one piece
+    assert {id(p) for p in model.encoder.parameters()} <= set(policy)
+    assert model.log_std is None or id(model.log_std) in policy
+
+    still = "value" if moved == "policy" else "policy"
+    part, rest = flat.group(groups[moved]), flat.group(groups[still])
+    assert len(part.vector) + len(rest.vector) == len(flat.vector)
+    assert part.vector.untyped_storage().data_ptr() == flat.vector.untyped_storage().data_ptr()
+    before, kept = part.vector.clone(), rest.vector.clone()
+    rng = np.random.default_rng(0)
+    obs = to_tensors(random_observation(spaces.observation, 5, rng), CPU)
+    action = torch.from_numpy(random_observation(spaces.action, 5, rng))
+    optimizer, outputs = Adam(part), []
+    for _ in range(2):
+        distribution, value_now = model(obs)
+        outputs.append((distribution.log_prob(action).detach(), value_now.detach()))
+        descend(optimizer, distribution.log_prob(action).sum() + value_now.square().sum(), lr=1e-3)
+    assert torch.equal(rest.vector, kept)
+    assert not torch.equal(part.vector, before)
+    torch.testing.assert_close(flat.gradient.square().sum(), part.gradient.square().sum())  # the rest got none
+    (log_prob, values), (log_prob_after, values_after) = outputs
+    shared = bool(list(model.encoder.parameters()))
+    assert torch.equal(log_prob, log_prob_after) == (moved == "value")
+    assert torch.equal(values, values_after) == (moved == "policy" and not shared)
+
+
+def test_a_group_in_pieces_is_refused() -> None:
+    model = ActorCritic(Spaces(VECTOR, Discrete(4)), (16, 16))
+    flat, (first, _, third, *_) = FlatParameters(model.parameters()), model.parameters()
+    with pytest.raises(ValueError, match="consecutive"):
+        flat.group([first, third])

@@ -8,8 +8,9 @@ import torch
 from gymnasium.spaces import Box, Discrete
 
 from rl_training.acting.inference import TorchInference
+from rl_training.acting.numpy_transformer import NumpyInference
+from rl_training.acting.paths import make_inference
 from rl_training.models.moe import Adapters
-from rl_training.acting.numpy_transformer import NumpyInference, task_inference
 from rl_training.models.scalezero import ScaleZeroModel
 from rl_training.models.world_transformer import Size
 from rl_training.types import Spaces
@@ -120,5 +121,5 @@ def test_new_weights_take_effect_with_a_refresh():
 
 
 def test_numpy_is_for_small_models_on_the_cpu():
-    assert type(task_inference(make().for_task(0))) is NumpyInference
-    assert type(task_inference(make(width=768, experts=64).for_task(0))) is TorchInference
+    assert type(make_inference(make().for_task(0))) is NumpyInference
+    assert type(make_inference(make(width=768, experts=64).for_task(0))) is TorchInference

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from probes import random_observation
 from rl_training.acting.forward import to_tensors
-from rl_training.models.efficientzero import EfficientZeroModel
 from rl_training.acting.inference import TorchInference
+from rl_training.models.efficientzero import EfficientZeroModel
 from rl_training.models.muzero import MuZeroModel, PlanningModel, bounded_log_std, min_max_scaled
 from rl_training.models.residual import CHANGE_GAIN, ResidualBlock, StackConvolution, planes_first
 from rl_training.types import Spaces
@@ -249,7 +249,7 @@ def test_a_search_is_told_what_the_model_says(case: str, kind: Any) -> None:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.2 * torch.randn_like(parameter))
-    inference, obs = TorchInference(model), observe(case)
+    inference, obs = TorchInference(model, compiled_decoding=True), observe(case)
     inference.initial(obs, 1)
     assert inference.decodes == (kind is MuZeroModel)
     parent, action = np.zeros(BATCH, np.int64), actions(case)

@@ -12,10 +12,12 @@ import pytest
 import torch
 
 import probes
-from naive_planning import ALGORITHMS
+from build import build, make_replay
+from rl_training import ALGORITHMS
 from rl_training.types import Array, Spaces
-from test_replay_probes import GAMMA, trained
 
+GAMMA = 0.9
+NUM_ENVS = 8
 HP: dict[str, Any] = {
     "hidden_sizes": (32,),
     "latent_size": 8,
@@ -43,23 +45,32 @@ every_algorithm = pytest.mark.parametrize("algo", OWN)
 
 
 def learn(algo: str, env: Callable[[], gym.Env], *, steps: int = 250, **changes: Any) -> Any:
-    cls = ALGORITHMS[algo]
-    return trained(cls, cls.Hyperparameters(**{**HP, **OWN[algo], **changes}), env, steps)
+    torch.manual_seed(0)
+    runner = probes.ProbeRunner([env() for _ in range(NUM_ENVS)])
+    hp = ALGORITHMS[algo].recipe.hyperparameters(**{**HP, **OWN[algo], **changes})
+    learner = build(algo, runner.spaces, hp)
+    replay, first = make_replay(algo, learner, runner.spaces, NUM_ENVS), np.ones(NUM_ENVS, bool)
+    for _ in range(steps):
+        step = runner.step(learner.actor)
+        replay.add({**step, "first": first})
+        first = step["terminated"] | step["truncated"]
+        learner.learn(replay)
+    return learner
 
 
-def play(algorithm: Any, *obs: list[float]) -> Array:
+def play(learner: Any, *obs: list[float]) -> Array:
     """Actions of a search without noise."""
     seen = np.array(obs, np.float32)
-    return algorithm.act(seen, {}, explore=False, rng=np.random.default_rng(0)).action
+    return learner.actor.act(seen, {}, explore=False, rng=np.random.default_rng(0)).action
 
 
 @torch.no_grad()
-def imagine(algorithm: Any, obs: list[float], *actions: int) -> tuple[list[float], list[float]]:
+def imagine(learner: Any, obs: list[float], *actions: int) -> tuple[list[float], list[float]]:
     """(values, rewards) along actions from an observation, without looking at another one."""
-    said = algorithm.model.initial(torch.tensor([obs]))
+    said = learner.model.initial(torch.tensor([obs]))
     values, rewards = [said.value.item()], []
     for action in actions:
-        said = algorithm.model.recurrent(said.state, torch.tensor([action]))
+        said = learner.model.recurrent(said.state, torch.tensor([action]))
         values.append(said.value.item())
         rewards.append(said.reward.item())
     return values, rewards
@@ -67,10 +78,10 @@ def imagine(algorithm: Any, obs: list[float], *actions: int) -> tuple[list[float
 
 @every_algorithm
 def test_a_bandit_of_one_step(algo: str) -> None:
-    algorithm = learn(algo, probes.Bandit)
-    assert play(algorithm, [0.0]).tolist() == [1]
+    learner = learn(algo, probes.Bandit)
+    assert play(learner, [0.0]).tolist() == [1]
     for arm, reward in ((0, -1.0), (1, 1.0)):
-        values, rewards = imagine(algorithm, [0.0], arm, 0)
+        values, rewards = imagine(learner, [0.0], arm, 0)
         assert rewards == pytest.approx([reward, 0.0], abs=0.25)  # and nothing once it is over
         assert values[1:] == pytest.approx([0.0, 0.0], abs=0.1)
 
@@ -98,23 +109,23 @@ class Fork(probes.Probe):
 
 @every_algorithm
 def test_a_lure_is_passed_by(algo: str) -> None:
-    algorithm = learn(algo, Fork, buffer_capacity=1500)
+    learner = learn(algo, Fork, buffer_capacity=1500)
     start, patient = [0.0, 0.0], [1.0, 1.0]
-    assert play(algorithm, start, patient).tolist() == [1, 1]
-    values, rewards = imagine(algorithm, start, 1, 1)
+    assert play(learner, start, patient).tolist() == [1, 1]
+    values, rewards = imagine(learner, start, 1, 1)
     assert rewards == pytest.approx([0.0, 1.0], abs=0.2)
     assert values[0] > 0.5
 
 
 def test_what_is_left_of_a_terminated_chain() -> None:
-    algorithm = learn("muzero", lambda: probes.Chain(truncates=False), n_step=3)
+    learner = learn("muzero", lambda: probes.Chain(truncates=False), n_step=3)
     left = [(1 - GAMMA ** (5 - t)) / (1 - GAMMA) for t in range(5)]
-    assert [imagine(algorithm, obs)[0][0] for obs in np.eye(5).tolist()] == pytest.approx(left, rel=0.1)
+    assert [imagine(learner, obs)[0][0] for obs in np.eye(5).tolist()] == pytest.approx(left, rel=0.1)
 
 
 def test_a_truncated_chain_is_worth_an_endless_one() -> None:
-    algorithm = learn("muzero", lambda: probes.Chain(truncates=True), steps=400, target_update_interval=24)
-    assert imagine(algorithm, [1.0])[0][0] == pytest.approx(1 / (1 - GAMMA), rel=0.1)
+    learner = learn("muzero", lambda: probes.Chain(truncates=True), steps=400, target_update_interval=24)
+    assert imagine(learner, [1.0])[0][0] == pytest.approx(1 / (1 - GAMMA), rel=0.1)
 
 
 class LateReward(probes.Probe):
@@ -143,10 +154,10 @@ class LateReward(probes.Probe):
 
 def test_a_reward_that_comes_with_the_truncation() -> None:
     """The search is too short to see the reward, and the model is unrolled for fewer steps: only values can tell."""
-    algorithm = learn("muzero", LateReward, num_simulations=3, n_step=5)
-    assert play(algorithm, [1.0, 0.0, 0.0, 0.0, 0.0, 0.0]).tolist() == [1]
+    learner = learn("muzero", LateReward, num_simulations=3, n_step=5)
+    assert play(learner, [1.0, 0.0, 0.0, 0.0, 0.0, 0.0]).tolist() == [1]
     for t in range(1, 5):
-        right, wrong = (imagine(algorithm, [*np.eye(5)[t].tolist(), first])[0][0] for first in (1.0, 0.0))
+        right, wrong = (imagine(learner, [*np.eye(5)[t].tolist(), first])[0][0] for first in (1.0, 0.0))
         assert right - wrong == pytest.approx(GAMMA ** (4 - t), abs=0.25)
 
 
@@ -159,10 +170,10 @@ class Slope(probes.ContinuousBandit):
 
 @pytest.mark.parametrize("algo", ["muzero", "gumbel_muzero"])
 def test_the_best_of_a_continuum(algo: str) -> None:
-    algorithm = learn(algo, Slope, num_sampled_actions=6, steps=200)
-    assert play(algorithm, *[[0.0]] * 50).mean() > 0.7
+    learner = learn(algo, Slope, num_sampled_actions=6, steps=200)
+    assert play(learner, *[[0.0]] * 50).mean() > 0.7
     with torch.no_grad():
-        assert algorithm.model.initial(torch.zeros(1, 1)).policy[0, 0] > 0.5  # the policy has followed the search
+        assert learner.model.initial(torch.zeros(1, 1)).policy[0, 0] > 0.5  # the policy has followed the search
 
 
 class Nim(gym.Env):
@@ -188,9 +199,9 @@ class Nim(gym.Env):
 def test_a_game_of_two(algo: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nim by self-play: of 4 sticks take 1, of 5 take 2, and with 3 left the game is lost."""
     monkeypatch.setattr(probes, "Spaces", functools.partial(Spaces, num_players=2))
-    algorithm = learn(algo, Nim, value_limit=0, reward_limit=0, gamma=1.0)
+    learner = learn(algo, Nim, value_limit=0, reward_limit=0, gamma=1.0)
     one, two, three, four, five = np.eye(6, dtype=np.float32)[1:].tolist()
-    assert play(algorithm, two, four, five).tolist() == [1, 0, 1]
-    values = [imagine(algorithm, obs)[0][0] for obs in (one, two, three, four, five)]
+    assert play(learner, two, four, five).tolist() == [1, 0, 1]
+    values = [imagine(learner, obs)[0][0] for obs in (one, two, three, four, five)]
     assert min(values[0], values[1]) > 0.25
     assert values[2] < -0.25

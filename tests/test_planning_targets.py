@@ -18,11 +18,13 @@ from naive_planning import (
     Episode,
     make,
     naive_targets,
+    new_replay,
     plan_anew,
     steps,
 )
 from naive_replay import Ends
 from rl_training.acting.forward import to_tensors
+from rl_training.algorithms.efficientzero import value_prefixes
 from rl_training.types import Array, Spaces
 
 ENDS = {
@@ -36,9 +38,9 @@ every_end = pytest.mark.parametrize("ends", ENDS)
 K = 3
 
 
-def played(algorithm: Any, count: int = 70, *, ends: str = "both", num_envs: int = 2, seed: int = 0) -> Diary:
-    diary = Diary(algorithm.make_replay(num_envs))
-    return diary.play(steps(count, num_envs, spaces=algorithm.spaces, ends=ENDS[ends], seed=seed))
+def played(learner: Any, count: int = 70, *, ends: str = "both", num_envs: int = 2, seed: int = 0) -> Diary:
+    diary = Diary(new_replay(learner, num_envs))
+    return diary.play(steps(count, num_envs, spaces=learner.spaces, ends=ENDS[ends], seed=seed))
 
 
 def all_places(diary: Diary, seed: int = 0) -> Array:
@@ -59,8 +61,8 @@ def value_of(model: Any, step: dict[str, Any], key: str = "obs") -> float:
     return step[kept]
 
 
-def expected(algorithm: Any, diary: Diary, index: Array, n: Any = None) -> list[list[dict[str, Any]]]:
-    hp = algorithm.hp
+def expected(learner: Any, diary: Diary, index: Array, n: Any = None) -> list[list[dict[str, Any]]]:
+    hp = learner.hp
     searched = hp.bootstrap == "search"
     return [
         naive_targets(
@@ -69,9 +71,9 @@ def expected(algorithm: Any, diary: Diary, index: Array, n: Any = None) -> list[
             unroll=hp.unroll_steps,
             n=hp.n_step if n is None else n(episode, t),
             gamma=hp.gamma,
-            players=algorithm.spaces.num_players,
-            value=lambda step: float(step["root_value"]) if searched else value_of(algorithm.target_model, step),
-            value_after=lambda step: value_of(algorithm.target_model, step, "next_obs"),
+            players=learner.spaces.num_players,
+            value=lambda step: float(step["root_value"]) if searched else value_of(learner.target_model, step),
+            value_after=lambda step: value_of(learner.target_model, step, "next_obs"),
         )
         for episode, t in diary.at(index)
     ]
@@ -104,11 +106,11 @@ def assert_taught(batch: dict[str, Any], taught: list[list[dict[str, Any]]]) -> 
 @pytest.mark.parametrize("spaces", [PLAIN, DUEL], ids=["one player", "two players"])
 @pytest.mark.parametrize("bootstrap", ["target", "search"])
 def test_targets_are_those_of_lists(ends: str, n_step: int, spaces: Spaces, bootstrap: str) -> None:
-    algorithm = make("muzero", spaces, n_step=n_step, bootstrap=bootstrap)
-    diary = played(algorithm, ends=ends)
+    learner = make("muzero", spaces, n_step=n_step, bootstrap=bootstrap)
+    diary = played(learner, ends=ends)
     index = all_places(diary)
-    batch = algorithm.targets(diary.replay, index)
-    assert_taught(batch, expected(algorithm, diary, index))
+    batch = learner.targets(diary.replay, index)
+    assert_taught(batch, expected(learner, diary, index))
     for b, (episode, t) in enumerate(diary.at(index)):
         for k, step in enumerate(episode.steps[t : t + K + 1]):
             np.testing.assert_array_equal(batch["policy"][b, k], step["policy"])
@@ -118,8 +120,8 @@ def test_every_kind_of_sequence_is_among_them() -> None:
     """What the oracle says of the cases above: an end in every place, of either kind, and none."""
     kinds = set()
     for ends in ENDS:
-        algorithm = make("muzero")
-        diary = played(algorithm, ends=ends)
+        learner = make("muzero")
+        diary = played(learner, ends=ends)
         for episode, t in diary.at(all_places(diary)):
             left = min(len(episode.steps) - t, K + 2)
             kinds.add((left, "terminated" if episode.terminated else "truncated" if episode.closed else "running"))
@@ -146,10 +148,10 @@ def test_the_oracle_by_hand(terminated: bool, players: int, values: list[float |
 ACTED, FINAL = 3.0, -2.0  # values that a network gives states that were acted in, and the one that came last
 
 
-def one_episode(algorithm: Any, rewards: list[float], end: str) -> Any:
+def one_episode(learner: Any, rewards: list[float], end: str) -> Any:
     """A replay of one episode that ended thus, or still runs; observations are [0, t]. The target network's values are
     ACTED and FINAL, those of searches -1."""
-    replay, length = algorithm.make_replay(1), len(rewards)
+    replay, length = new_replay(learner, 1), len(rewards)
     for t, reward in enumerate(rewards):
         flags = {flag: np.array([t == length - 1 and end == flag]) for flag in ("terminated", "truncated")}
         obs = np.array([[0, t], [0, t + 1]], np.float32)
@@ -157,11 +159,10 @@ def one_episode(algorithm: Any, rewards: list[float], end: str) -> Any:
         step |= {"reward": np.array([reward], np.float32), "root_value": np.array([-1.0], np.float32)}
         replay.add(step | {"policy": np.full((1, NUM_ACTIONS), 1 / 3, np.float32)})
 
-    def values_now(replay: Any, place: Array) -> Array:
-        t = replay.observations(place.reshape(-1))[:, 1].reshape(place.shape)
-        return np.where(t == length, np.float32(FINAL), np.float32(ACTED))
+    def values(obs: Array) -> Array:
+        return np.where(obs[:, 1] == length, np.float32(FINAL), np.float32(ACTED))
 
-    algorithm.values_now = values_now
+    learner.target_planner.values = values
     return replay
 
 
@@ -171,9 +172,9 @@ def one_episode(algorithm: Any, rewards: list[float], end: str) -> Any:
 def test_the_reward_of_the_last_step_is_in_the_targets(end: str, players: int, bootstrap: str) -> None:
     """Rewards 0, 0, 0, 1: beyond a termination there is nothing, beyond any other step the value of what it led to."""
     gamma = 0.9 if players == 1 else -0.9
-    algorithm = make("muzero", PLAIN if players == 1 else DUEL, n_step=10, bootstrap=bootstrap)
-    replay = one_episode(algorithm, [0.0, 0.0, 0.0, 1.0], end)
-    batch = algorithm.targets(replay, np.flatnonzero(replay.valid))
+    learner = make("muzero", PLAIN if players == 1 else DUEL, n_step=10, bootstrap=bootstrap)
+    replay = one_episode(learner, [0.0, 0.0, 0.0, 1.0], end)
+    batch = learner.targets(replay, np.flatnonzero(replay.valid))
     end_value = 1.0 if end == "terminated" else 1.0 + gamma * FINAL
     returns = [gamma**3 * end_value, gamma**2 * end_value, gamma * end_value, end_value]
     assert batch["value"][0].tolist() == pytest.approx(returns)
@@ -189,30 +190,30 @@ def test_the_reward_of_the_last_step_is_in_the_targets(end: str, players: int, b
 
 @pytest.mark.parametrize(("bootstrap", "inside"), [("target", ACTED), ("search", -1.0)])
 def test_fewer_steps_than_are_left_bootstrap_inside_the_episode(bootstrap: str, inside: float) -> None:
-    algorithm = make("muzero", n_step=2, bootstrap=bootstrap)
-    replay = one_episode(algorithm, [0.0, 0.0, 0.0, 1.0], "truncated")
-    value = algorithm.targets(replay, np.flatnonzero(replay.valid)[:1])["value"][0]
+    learner = make("muzero", n_step=2, bootstrap=bootstrap)
+    replay = one_episode(learner, [0.0, 0.0, 0.0, 1.0], "truncated")
+    value = learner.targets(replay, np.flatnonzero(replay.valid)[:1])["value"][0]
     last = 1 + 0.9 * FINAL
     assert value.tolist() == pytest.approx([0.81 * inside, 0.81 * inside, 0.9 * last, last])
 
 
 def test_steps_to_bootstrap_may_differ_between_sequences() -> None:
-    algorithm = make("efficientzero", n_step=3)
-    algorithm.steps_to_bootstrap = lambda replay, index: np.array([3, 1, 2, 2])
-    replay = one_episode(algorithm, [0.0, 0.0, 0.0, 1.0], "truncated")
-    value = algorithm.targets(replay, np.flatnonzero(replay.valid))["value"][:, 0]
+    learner = make("efficientzero", n_step=3)
+    learner.steps_to_bootstrap = lambda replay, index: np.array([3, 1, 2, 2])
+    replay = one_episode(learner, [0.0, 0.0, 0.0, 1.0], "truncated")
+    value = learner.targets(replay, np.flatnonzero(replay.valid))["value"][:, 0]
     last = 1 + 0.9 * FINAL
     assert value.tolist() == pytest.approx([0.729 * ACTED, 0.9 * ACTED, 0.9 * last, last])
 
 
 def test_beyond_an_end_any_action_is_played() -> None:
     for spaces in (PLAIN, TORQUE):
-        algorithm = make("muzero", spaces)
-        diary = played(algorithm, ends="terminated")
+        learner = make("muzero", spaces)
+        diary = played(learner, ends="terminated")
         index = all_places(diary)
         anything = []
         for _ in range(20):
-            batch = algorithm.targets(diary.replay, index)
+            batch = learner.targets(diary.replay, index)
             beyond = (batch["reward_mask"] == 1) & (batch["policy_mask"][:, :-1] == 0)
             anything.append(batch["action"][beyond])
         drawn = np.concatenate(anything)
@@ -229,11 +230,11 @@ def test_beyond_an_end_any_action_is_played() -> None:
 
 @pytest.mark.parametrize("bootstrap", ["target", "search"])
 def test_continuous_actions_come_with_their_candidates(bootstrap: str) -> None:
-    algorithm = make("muzero", TORQUE, n_step=2, bootstrap=bootstrap)
-    diary = played(algorithm)
+    learner = make("muzero", TORQUE, n_step=2, bootstrap=bootstrap)
+    diary = played(learner)
     index = all_places(diary)
-    batch = algorithm.targets(diary.replay, index)
-    assert_taught(batch, expected(algorithm, diary, index))
+    batch = learner.targets(diary.replay, index)
+    assert_taught(batch, expected(learner, diary, index))
     for b, (episode, t) in enumerate(diary.at(index)):
         for k, step in enumerate(episode.steps[t : t + K + 1]):
             np.testing.assert_array_equal(batch["policy"][b, k], step["policy"])
@@ -241,15 +242,15 @@ def test_continuous_actions_come_with_their_candidates(bootstrap: str) -> None:
 
 
 def test_masked_boards_are_learned_whole() -> None:
-    algorithm = make("muzero", BOARD, n_step=4, value_limit=0, reward_limit=0)
-    diary = played(algorithm)
+    learner = make("muzero", BOARD, n_step=4, value_limit=0, reward_limit=0)
+    diary = played(learner)
     index = all_places(diary)
-    batch = algorithm.targets(diary.replay, index)
+    batch = learner.targets(diary.replay, index)
     whole = batch.pop("obs")
     for b, (episode, t) in enumerate(diary.at(index)):
         for key, x in episode.steps[t]["obs"].items():
             np.testing.assert_array_equal(whole[key][b], x)
-    taught = expected(algorithm, diary, index)
+    taught = expected(learner, diary, index)
     for row in taught:
         row[0]["step"]["obs"] = 0.0
     assert_taught(batch | {"obs": np.zeros(len(index))}, taught)
@@ -262,10 +263,10 @@ QUIET: dict[str, dict[str, Any]] = {
 }
 
 
-def renewed(algorithm: Any, diary: Diary, index: Array) -> Array:
+def renewed(learner: Any, diary: Diary, index: Array) -> Array:
     """[B, K + 1] which known policies are not those that were stored; each is that, or the target network's now."""
     before = {key: column.copy() for key, column in diary.replay.columns.items()}
-    batch = algorithm.targets(diary.replay, index)
+    batch = learner.targets(diary.replay, index)
     for key, column in before.items():
         np.testing.assert_array_equal(diary.replay.columns[key], column)  # what is stored stays
     fresh = np.zeros((len(index), K + 1), bool)
@@ -275,7 +276,7 @@ def renewed(algorithm: Any, diary: Diary, index: Array) -> Array:
             obs = step["obs"]
             if fresh[b, k]:
                 if "now" not in step:
-                    step["now"] = plan_anew(algorithm, algorithm.target_model, alone(obs))[0]
+                    step["now"] = plan_anew(learner, learner.target_model, alone(obs))[0]
                 np.testing.assert_allclose(batch["policy"][b, k], step["now"], atol=1e-5)
                 if isinstance(obs, dict):
                     assert (batch["policy"][b, k][obs["action_mask"] == 0] == 0).all()
@@ -286,14 +287,14 @@ def renewed(algorithm: Any, diary: Diary, index: Array) -> Array:
 @pytest.mark.parametrize("algo", ["muzero", "gumbel_muzero", "efficientzero"])
 def test_policies_are_searched_anew_by_the_target_network(algo: str, spaces: Spaces) -> None:
     limits = {"value_limit": 0, "reward_limit": 0} if spaces is BOARD else {}
-    algorithm = make(algo, spaces, reanalyse_ratio=1.0, **QUIET[algo], **limits)
-    diary = played(algorithm, 30)
+    learner = make(algo, spaces, reanalyse_ratio=1.0, **QUIET[algo], **limits)
+    diary = played(learner, 30)
     index = all_places(diary)
-    fresh = renewed(algorithm, diary, index)
+    fresh = renewed(learner, diary, index)
     for row, (episode, t) in zip(fresh, diary.at(index), strict=True):
         assert row.tolist() == [t + k < len(episode.steps) for k in range(K + 1)]
-    obs = algorithm.targets(diary.replay, index)["obs"]
-    ours, theirs = (plan_anew(algorithm, model, obs) for model in (algorithm.model, algorithm.target_model))
+    obs = learner.targets(diary.replay, index)["obs"]
+    ours, theirs = (plan_anew(learner, model, obs) for model in (learner.model, learner.target_model))
     assert (np.abs(ours - theirs).max(1) > 0.1).mean() > 0.1  # the two networks can be told apart
 
 
@@ -301,18 +302,18 @@ def test_policies_are_searched_anew_by_the_target_network(algo: str, spaces: Spa
 def test_they_are_searched_with_the_noise_of_play(algo: str) -> None:
     loud = dict.fromkeys(QUIET[algo], 1.0)
     for numbers, alike in ((QUIET[algo], True), (loud, False)):
-        algorithm = make(algo, reanalyse_ratio=1.0, **numbers)
-        diary = played(algorithm)
+        learner = make(algo, reanalyse_ratio=1.0, **numbers)
+        diary = played(learner)
         index = all_places(diary)
-        first, second = (algorithm.targets(diary.replay, index)["policy"] for _ in range(2))
+        first, second = (learner.targets(diary.replay, index)["policy"] for _ in range(2))
         assert np.allclose(first, second) == alike
 
 
 def test_some_sequences_are_searched_anew_and_those_wholly() -> None:
-    algorithm = make("muzero", reanalyse_ratio=0.3, **QUIET["muzero"])
-    diary = played(algorithm)
+    learner = make("muzero", reanalyse_ratio=0.3, **QUIET["muzero"])
+    diary = played(learner)
     index = np.tile(all_places(diary), 5)
-    fresh = renewed(algorithm, diary, index)
+    fresh = renewed(learner, diary, index)
     for row, (episode, t) in zip(fresh, diary.at(index), strict=True):
         left = min(len(episode.steps) - t, K + 1)
         assert row.tolist() in ([False] * (K + 1), [True] * left + [False] * (K + 1 - left))
@@ -321,10 +322,10 @@ def test_some_sequences_are_searched_anew_and_those_wholly() -> None:
 
 
 def test_candidates_are_drawn_anew_with_their_policies() -> None:
-    algorithm = make("gumbel_muzero", TORQUE, reanalyse_ratio=0.5)
-    diary = played(algorithm)
+    learner = make("gumbel_muzero", TORQUE, reanalyse_ratio=0.5)
+    diary = played(learner)
     index = all_places(diary)
-    batch = algorithm.targets(diary.replay, index)
+    batch = learner.targets(diary.replay, index)
     fresh = []
     for b, (episode, t) in enumerate(diary.at(index)):
         for k, step in enumerate(episode.steps[t : t + K + 1]):
@@ -338,9 +339,9 @@ def test_candidates_are_drawn_anew_with_their_policies() -> None:
 def test_reanalysis_leaves_values_and_rewards_alone() -> None:
     batches = []
     for ratio in (0.0, 1.0):
-        algorithm = make("muzero", reanalyse_ratio=ratio)
-        diary = played(algorithm)
-        batches.append(algorithm.targets(diary.replay, all_places(diary)))
+        learner = make("muzero", reanalyse_ratio=ratio)
+        diary = played(learner)
+        batches.append(learner.targets(diary.replay, all_places(diary)))
     for key in ("value", "reward", "value_mask", "policy_mask", "reward_mask"):
         np.testing.assert_array_equal(batches[0][key], batches[1][key])
 
@@ -348,8 +349,8 @@ def test_reanalysis_leaves_values_and_rewards_alone() -> None:
 @every_end
 @pytest.mark.parametrize("decay", [7, 20, 1000])
 def test_old_experience_bootstraps_earlier(ends: str, decay: int) -> None:
-    algorithm = make("efficientzero", n_step=5, n_step_decay=decay)
-    diary = played(algorithm, ends=ends)
+    learner = make("efficientzero", n_step=5, n_step_decay=decay)
+    diary = played(learner, ends=ends)
     index = all_places(diary)
 
     def shrunk(episode: Episode, t: int) -> int:
@@ -357,15 +358,15 @@ def test_old_experience_bootstraps_earlier(ends: str, decay: int) -> None:
 
     used = {shrunk(*place) for place in diary.at(index)}
     assert used == {7: {1, 2, 3, 4, 5}, 20: {1, 2, 3, 4, 5}, 1000: {5}}[decay]
-    assert_taught(algorithm.targets(diary.replay, index), expected(algorithm, diary, index, n=shrunk))
+    assert_taught(learner.targets(diary.replay, index), expected(learner, diary, index, n=shrunk))
 
 
 def test_the_observations_that_followed_are_there() -> None:
     """Beyond what is known of an episode, the first of the sequence stands in: others would enter batch statistics."""
-    algorithm = make("efficientzero")
-    diary = played(algorithm)
+    learner = make("efficientzero")
+    diary = played(learner)
     index = all_places(diary)
-    batch = algorithm.targets(diary.replay, index)
+    batch = learner.targets(diary.replay, index)
     following = batch["next_obs"].reshape(len(index), K, -1)
     for b, (episode, t) in enumerate(diary.at(index)):
         known = episode.steps[t + 1 : t + K + 1]
@@ -375,11 +376,11 @@ def test_the_observations_that_followed_are_there() -> None:
 
 @pytest.mark.parametrize("horizon", [1, 2, 3, 5])
 def test_value_prefixes_begin_anew_with_the_lstm(horizon: int) -> None:
-    algorithm = make("efficientzero", lstm_horizon=horizon)
-    diary = played(algorithm, ends="terminated")
+    learner = make("efficientzero", lstm_horizon=horizon)
+    diary = played(learner, ends="terminated")
     index = all_places(diary)
-    batch = algorithm.targets(diary.replay, index)
-    prefixes = algorithm.reward_target(algorithm.to_tensors(batch)).numpy()
+    batch = learner.targets(diary.replay, index)
+    prefixes = value_prefixes(torch.from_numpy(batch["reward"]), learner.hp.lstm_horizon).numpy()
     assert prefixes.shape == (len(index), K)
     for b, (episode, t) in enumerate(diary.at(index)):
         total = 0.0
@@ -391,13 +392,13 @@ def test_value_prefixes_begin_anew_with_the_lstm(horizon: int) -> None:
 
 
 def test_targets_move_nothing() -> None:
-    """Neither the networks nor the replay; the generator is the algorithm's own."""
-    algorithm = make("efficientzero", reanalyse_ratio=1.0)
-    diary = played(algorithm)
-    state = {key: x.clone() for key, x in algorithm.model.state_dict().items()}
-    target = {key: x.clone() for key, x in algorithm.target_model.state_dict().items()}
+    """Neither the networks nor the replay; the generator is the learner's own."""
+    learner = make("efficientzero", reanalyse_ratio=1.0)
+    diary = played(learner)
+    state = {key: x.clone() for key, x in learner.model.state_dict().items()}
+    target = {key: x.clone() for key, x in learner.target_model.state_dict().items()}
     priority = diary.replay.priorities.priority.copy()
-    algorithm.targets(diary.replay, all_places(diary))
-    assert all(torch.equal(x, algorithm.model.state_dict()[key]) for key, x in state.items())
-    assert all(torch.equal(x, algorithm.target_model.state_dict()[key]) for key, x in target.items())
+    learner.targets(diary.replay, all_places(diary))
+    assert all(torch.equal(x, learner.model.state_dict()[key]) for key, x in state.items())
+    assert all(torch.equal(x, learner.target_model.state_dict()[key]) for key, x in target.items())
     np.testing.assert_array_equal(diary.replay.priorities.priority, priority)

@@ -13,10 +13,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from naive_planning import BOARD, DUEL, PLAIN, TORQUE, Diary, make, steps
+from naive_planning import BOARD, DUEL, PLAIN, TORQUE, Diary, make, new_replay, restore, steps
 from naive_replay import Ends
 from rl_training.algorithms.base import scalar_names
-from rl_training.algorithms.planning import squashed_log_prob
+from rl_training.algorithms.planning import to_tensors
+from rl_training.algorithms.planning_losses import squashed_log_prob
 from rl_training.models.muzero import scale_gradient
 from rl_training.types import Batch, Spaces
 
@@ -44,19 +45,19 @@ CASES: dict[str, tuple[str, Spaces, dict[str, Any]]] = {
 
 
 def prepared(case: str, **changes: Any) -> tuple[Any, Batch]:
-    """An algorithm, and a batch of all kinds of sequences with importance weights."""
+    """A learner, and a batch of all kinds of sequences with importance weights."""
     algo, spaces, own = CASES[case]
-    algorithm = make(algo, spaces, **{**NUMBERS, **own, **changes})
-    diary = Diary(algorithm.make_replay(2)).play(steps(60, spaces=spaces, ends=Ends(0.15, 0.1)))
+    learner = make(algo, spaces, **{**NUMBERS, **own, **changes})
+    diary = Diary(new_replay(learner)).play(steps(60, spaces=spaces, ends=Ends(0.15, 0.1)))
     index = np.random.default_rng(0).permutation(np.flatnonzero(diary.replay.valid))[:24]
     diary.replay.columns["action"] %= 3  # what names a step in the diary is no action
     if spaces is TORQUE:
         diary.replay.columns["action"] /= 3
-    batch = algorithm.targets(diary.replay, index)
+    batch = learner.targets(diary.replay, index)
     weight = np.random.default_rng(1).uniform(0.1, 1.0, len(index)).astype(np.float32)
     masks = batch["policy_mask"], batch["value_mask"]
-    assert 0.1 < masks[0].mean() < masks[1].mean() < 1 or algorithm.hp.unroll_steps == 1
-    return algorithm, algorithm.to_tensors(batch | {"weight": weight})
+    assert 0.1 < masks[0].mean() < masks[1].mean() < 1 or learner.hp.unroll_steps == 1
+    return learner, to_tensors(batch | {"weight": weight}, learner.device)
 
 
 def h(x: float) -> float:
@@ -136,9 +137,9 @@ def taken(tree: Any, b: int) -> Any:
     return {key: x[b : b + 1] for key, x in tree.items()} if isinstance(tree, dict) else tree[b : b + 1]
 
 
-def naive_losses(algorithm: Any, model: Any, batch: Batch) -> tuple[dict[str, Tensor], list[float]]:
+def naive_losses(learner: Any, model: Any, batch: Batch) -> tuple[dict[str, Tensor], list[float]]:
     """Each loss [B], and the error of each first value."""
-    hp, batch = algorithm.hp, in_double(batch)
+    hp, batch = learner.hp, in_double(batch)
     K = hp.unroll_steps
     losses: dict[str, list[Tensor]] = {name: [] for name in LOSSES}
     errors, imagined = [], []
@@ -170,15 +171,15 @@ def naive_losses(algorithm: Any, model: Any, batch: Batch) -> tuple[dict[str, Te
         for name in LOSSES:
             losses[name].append(terms[name])
     if "next_obs" in batch:
-        losses["consistency"] = naive_consistency(algorithm, model, batch, torch.cat(imagined))
+        losses["consistency"] = naive_consistency(learner, model, batch, torch.cat(imagined))
     else:
         del losses["consistency"]
     return {name: torch.stack(list(terms)) for name, terms in losses.items()}, errors
 
 
-def naive_consistency(algorithm: Any, model: Any, batch: Batch, imagined: Tensor) -> list[Tensor]:
+def naive_consistency(learner: Any, model: Any, batch: Batch, imagined: Tensor) -> list[Tensor]:
     """Normalised over the batch, so not one at a time."""
-    K, size = algorithm.hp.unroll_steps, model.latent_size
+    K, size = learner.hp.unroll_steps, model.latent_size
     goal = model.projector(model.represent(batch["next_obs"])[:, :size]).detach()
     guess = model.predictor(model.projector(imagined[:, :size]))
     terms = []
@@ -187,33 +188,33 @@ def naive_consistency(algorithm: Any, model: Any, batch: Batch, imagined: Tensor
         for k in range(K):
             if batch["policy_mask"][b, k + 1]:
                 x, y = guess[b * K + k], goal[b * K + k]
-                term = term - algorithm.hp.unroll_coef / K * (x @ y) / (x.norm() * y.norm())
+                term = term - learner.hp.unroll_coef / K * (x @ y) / (x.norm() * y.norm())
         terms.append(term)
     return terms
 
 
-def naive_step(algorithm: Any, batch: Batch) -> tuple[dict[str, Tensor], list[float], Tensor, list[Tensor]]:
+def naive_step(learner: Any, batch: Batch) -> tuple[dict[str, Tensor], list[float], Tensor, list[Tensor]]:
     """(losses, errors, loss, its gradients) on a copy in float64."""
-    model = copy_in_double(algorithm.model).train()
-    losses, errors = naive_losses(algorithm, model, batch)
-    total = sum(getattr(algorithm.hp, f"{name}_coef") * x for name, x in losses.items())
+    model = copy_in_double(learner.model).train()
+    losses, errors = naive_losses(learner, model, batch)
+    total = sum(getattr(learner.hp, f"{name}_coef") * x for name, x in losses.items())
     assert isinstance(total, Tensor)
     loss = sum((w.double() * t for w, t in zip(batch["weight"], total, strict=True)), torch.zeros(())) / len(total)
     return losses, errors, loss, list(torch.autograd.grad(loss, list(model.parameters())))
 
 
-def flat(algorithm: Any) -> list[Tensor]:
+def flat(learner: Any) -> list[Tensor]:
     """The gradients of the last step, in the parameters' shapes."""
-    parameters = algorithm.optimizer.parameters
+    parameters = learner.optimizers["model"].parameters
     return parameters.views(parameters.gradient)
 
 
 @pytest.mark.parametrize("scale", [0.5, 1.0, 0.0])
 @pytest.mark.parametrize("case", CASES)
 def test_losses_and_gradients_are_those_of_loops(case: str, scale: float) -> None:
-    algorithm, batch = prepared(case, hidden_gradient_scale=scale)
-    losses, errors, loss, gradients = naive_step(algorithm, batch)
-    report, error = algorithm.update(batch)
+    learner, batch = prepared(case, hidden_gradient_scale=scale)
+    losses, errors, loss, gradients = naive_step(learner, batch)
+    report, error = learner.update(batch)
     assert report["loss"].item() == pytest.approx(loss.item(), rel=1e-4)
     for name, expected in losses.items():
         assert report[f"{name}_loss"].item() == pytest.approx(expected.mean().item(), rel=1e-4, abs=1e-5), name
@@ -221,7 +222,7 @@ def test_losses_and_gradients_are_those_of_loops(case: str, scale: float) -> Non
     np.testing.assert_allclose(error, errors, atol=1e-4, rtol=1e-4)
     length = torch.cat([g.flatten() for g in gradients]).norm().item()
     assert report["grad_norm"].item() == pytest.approx(length, rel=1e-3)
-    for (name, _), ours, theirs in zip(algorithm.model.named_parameters(), flat(algorithm), gradients, strict=True):
+    for (name, _), ours, theirs in zip(learner.model.named_parameters(), flat(learner), gradients, strict=True):
         torch.testing.assert_close(ours.double(), theirs, atol=1e-4 * length, rtol=1e-3, msg=name)
 
 
@@ -233,9 +234,9 @@ def test_each_number_weighs_what_it_says(case: str) -> None:
         del base["consistency_coef"]
 
     def gradient(**numbers: float) -> Tensor:
-        algorithm, batch = prepared(case, **{**base, **numbers})
-        algorithm.update(batch)
-        return torch.cat([g.flatten() for g in flat(algorithm)])
+        learner, batch = prepared(case, **{**base, **numbers})
+        learner.update(batch)
+        return torch.cat([g.flatten() for g in flat(learner)])
 
     alone = {name: gradient(**{name: 1.0}) for name in base}
     assert all(g.norm() > 1e-3 for g in alone.values())
@@ -248,37 +249,37 @@ def test_each_number_weighs_what_it_says(case: str) -> None:
 @pytest.mark.parametrize("case", CASES)
 def test_all_scalars_that_a_gradient_reads_are_named(case: str) -> None:
     """A captured gradient keeps the numbers it was captured with: it must know when one of them has changed."""
-    algorithm, batch = prepared(case)
-    hp, read = algorithm.hp, set()
+    learner, batch = prepared(case)
+    hp, read = learner.hp, set()
 
     class Recorder:
         def __getattr__(self, name: str) -> Any:
             read.add(name)
             return getattr(hp, name)
 
-    algorithm.hp = Recorder()
-    algorithm.gradient(batch)
+    learner.hp = Recorder()
+    learner.gradient(batch)
     scalars = read & set(scalar_names(type(hp)))
     assert {"value_coef", "unroll_coef", "hidden_gradient_scale"} <= scalars
-    algorithm.hp = hp
-    before = algorithm.constants_of_gradient()
+    learner.hp = hp
+    before = learner.constants_of_gradient()
     for name in scalars:
-        algorithm.hp = dataclasses.replace(hp, **{name: 0.5 * getattr(hp, name) + 0.1})
-        assert algorithm.constants_of_gradient() != before, name
+        learner.hp = dataclasses.replace(hp, **{name: 0.5 * getattr(hp, name) + 0.1})
+        assert learner.constants_of_gradient() != before, name
 
 
 def test_importance_weights_scale_what_each_sequence_teaches() -> None:
-    algorithm, batch = prepared("muzero")
+    learner, batch = prepared("muzero")
     gradients = []
     for b in (3, 7):
         weight = torch.zeros_like(batch["weight"])
         weight[b] = 1.0
-        algorithm.update(batch | {"weight": weight})
-        gradients.append([g.clone() for g in flat(algorithm)])
+        learner.update(batch | {"weight": weight})
+        gradients.append([g.clone() for g in flat(learner)])
     weight = torch.zeros_like(batch["weight"])
     weight[3], weight[7] = 0.25, 0.75
-    algorithm.update(batch | {"weight": weight})
-    for mixed, first, second in zip(flat(algorithm), *gradients, strict=True):
+    learner.update(batch | {"weight": weight})
+    for mixed, first, second in zip(flat(learner), *gradients, strict=True):
         torch.testing.assert_close(mixed, 0.25 * first + 0.75 * second, atol=1e-6, rtol=1e-4)
 
 
@@ -286,8 +287,8 @@ def test_importance_weights_scale_what_each_sequence_teaches() -> None:
 @pytest.mark.parametrize("max_grad_norm", [None, 0.1])
 def test_a_step_is_adams_on_a_clipped_gradient_and_decay_is_apart(case: str, max_grad_norm: float | None) -> None:
     numbers = {"learning_rate": 1e-2, "weight_decay": 0.3, "max_grad_norm": max_grad_norm}
-    algorithm, batch = prepared(case, **numbers)
-    before = [p.detach().clone() for p in algorithm.model.parameters()]
+    learner, batch = prepared(case, **numbers)
+    before = [p.detach().clone() for p in learner.model.parameters()]
     decay_free, _ = prepared(case)
     decay_free.update(batch)
     theirs = [nn.Parameter(p.clone()) for p in before]
@@ -295,9 +296,9 @@ def test_a_step_is_adams_on_a_clipped_gradient_and_decay_is_apart(case: str, max
         p.grad = gradient
     norm = torch.nn.utils.clip_grad_norm_(theirs, max_grad_norm or math.inf)
     torch.optim.AdamW(theirs, lr=1e-2, eps=1e-8, weight_decay=0.3).step()
-    report, _ = algorithm.update(batch)
+    report, _ = learner.update(batch)
     assert report["grad_norm"].item() == pytest.approx(norm.item(), rel=1e-4)
-    for ours, expected, old in zip(algorithm.model.parameters(), theirs, before, strict=True):
+    for ours, expected, old in zip(learner.model.parameters(), theirs, before, strict=True):
         torch.testing.assert_close(ours.detach(), expected.detach(), atol=1e-5, rtol=1e-5)
         moved = ours.detach() - 0.997 * old
         assert moved.abs().max() <= 1.01e-2
@@ -306,49 +307,49 @@ def test_a_step_is_adams_on_a_clipped_gradient_and_decay_is_apart(case: str, max
 
 def test_without_decay_what_nothing_teaches_stays() -> None:
     """Absorbing and unknown steps teach no policy: with those alone the policy's head has no gradient."""
-    algorithm, batch = prepared("muzero", learning_rate=0.1)
-    before = algorithm.model.policy.weight.detach().clone()
-    algorithm.update(batch | {"policy_mask": torch.zeros_like(batch["policy_mask"])})
-    assert torch.equal(algorithm.model.policy.weight, before)
+    learner, batch = prepared("muzero", learning_rate=0.1)
+    before = learner.model.policy.weight.detach().clone()
+    learner.update(batch | {"policy_mask": torch.zeros_like(batch["policy_mask"])})
+    assert torch.equal(learner.model.policy.weight, before)
 
 
 def test_nothing_beyond_the_masks_matters() -> None:
-    algorithm, batch = prepared("muzero")
-    losses, error = algorithm.losses(batch)
+    learner, batch = prepared("muzero")
+    losses, error = learner.losses(batch)
     noisy = dict(batch)
     for key, mask in (("policy", "policy_mask"), ("value", "value_mask"), ("reward", "reward_mask")):
         hidden = batch[mask] == 0
         assert hidden.any()
         noisy[key] = batch[key].clone()
         noisy[key][hidden] = 5.0
-    again, error_again = algorithm.losses(noisy)
+    again, error_again = learner.losses(noisy)
     for name in losses:
         assert torch.equal(losses[name], again[name])
     assert torch.equal(error, error_again)
 
 
 def test_the_network_is_trained_in_training_mode_and_searched_in_the_other() -> None:
-    algorithm, batch = prepared("efficientzero", learning_rate=1e-3)
+    learner, batch = prepared("efficientzero", learning_rate=1e-3)
     modes = []
-    losses = algorithm.losses
-    algorithm.losses = lambda batch: (modes.append(algorithm.model.training), losses(batch))[1]
-    algorithm.update(batch)
+    losses = learner.losses
+    learner.losses = lambda batch: (modes.append(learner.model.training), losses(batch))[1]
+    learner.update(batch)
     assert modes == [True]
-    assert not any(module.training for module in algorithm.model.modules())
-    assert not any(module.training for module in algorithm.target_model.modules())
+    assert not any(module.training for module in learner.model.modules())
+    assert not any(module.training for module in learner.target_model.modules())
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_priorities_are_the_errors_of_the_sequences_drawn(case: str) -> None:
     algo, spaces, own = CASES[case]
     numbers = {**NUMBERS, "priority_exponent": 0.7, "beta": 0.5, "batch_size": 8}
-    algorithm = make(algo, spaces, **{**numbers, **own})
-    diary = Diary(algorithm.make_replay(2)).play(steps(40, spaces=spaces))
+    learner = make(algo, spaces, **{**numbers, **own})
+    diary = Diary(new_replay(learner)).play(steps(40, spaces=spaces))
     replay = diary.replay
     replay.columns["action"] = replay.columns["action"] % 3 / (3 if spaces is TORQUE else 1)
     replay.columns["action"] = replay.columns["action"].astype(np.float32 if spaces is TORQUE else np.int64)
     drawn, batches, given = [], [], []
-    draw, targets, set_priorities = replay.draw, algorithm.targets, replay.set_priorities
+    draw, targets, set_priorities = replay.draw, learner.targets, replay.set_priorities
 
     def spy_draw(count: int, rng: Any, **how: Any) -> Any:
         assert count == 8
@@ -364,15 +365,15 @@ def test_priorities_are_the_errors_of_the_sequences_drawn(case: str) -> None:
         given.append((index, priority))
         set_priorities(index, priority)
 
-    replay.draw, replay.set_priorities, algorithm.targets = spy_draw, spy_set, spy_targets  # type: ignore[method-assign]
+    replay.draw, replay.set_priorities, learner.targets = spy_draw, spy_set, spy_targets  # type: ignore[method-assign]
     for _ in range(3):
-        report = algorithm.one_step(replay)
+        report = learner.one_step(replay)
         assert {"loss", "policy_loss", "value_loss", "reward_loss", "grad_norm"} <= report.keys()
-    model = copy_in_double(algorithm.model)
+    model = copy_in_double(learner.model)
     for (index, _), batch, (at, priority) in zip(drawn, batches, given, strict=True):
         np.testing.assert_array_equal(at, index)
         with torch.no_grad():
-            obs = in_double(algorithm.to_tensors(batch))["obs"]
+            obs = in_double(to_tensors(batch, learner.device))["obs"]
             value = [number_of(logits) for logits in model.predict(model.represent(obs))[1]]
         np.testing.assert_allclose(priority, np.abs(np.array(value) - batch["value"][:, 0]), atol=1e-4, rtol=1e-4)
         assert (priority > 0).all()
@@ -381,17 +382,17 @@ def test_priorities_are_the_errors_of_the_sequences_drawn(case: str) -> None:
 
 
 def test_steps_at_once_are_steps_on_parts_of_one_batch() -> None:
-    algorithm = make("efficientzero", priority_exponent=0.7, beta=0.5, batch_size=8)
-    replay = Diary(algorithm.make_replay(2)).play(steps(40)).replay
+    learner = make("efficientzero", priority_exponent=0.7, beta=0.5, batch_size=8)
+    replay = Diary(new_replay(learner)).play(steps(40)).replay
     replay.columns["action"] %= 3
     replay.set_priorities(np.flatnonzero(replay.valid), np.random.default_rng(0).uniform(0.1, 3.0, replay.valid.sum()))
     made, seen, given = [], [], []
-    targets, update, set_priorities = algorithm.targets, algorithm.update, replay.set_priorities
-    algorithm.targets = lambda *a: (made.append((a[1], targets(*a))), made[-1][1])[1]
-    algorithm.update = lambda batch: (seen.append((batch, update(batch))), seen[-1][1])[1]
+    targets, update, set_priorities = learner.targets, learner.update, replay.set_priorities
+    learner.targets = lambda *a: (made.append((a[1], targets(*a))), made[-1][1])[1]
+    learner.update = lambda batch: (seen.append((batch, update(batch))), seen[-1][1])[1]
     replay.set_priorities = lambda *a: (given.append(a), set_priorities(*a))[1]  # type: ignore[method-assign]
-    before = algorithm.model.state_dict()["policy.weight"].clone()
-    assert len(algorithm.steps_at_once(replay, 3)) == 3
+    before = learner.model.state_dict()["policy.weight"].clone()
+    assert len(learner.steps_at_once(replay, 3)) == 3
     ((index, whole),) = made
     assert len(index) == 24
     for key, value in whole.items():
@@ -403,33 +404,33 @@ def test_steps_at_once_are_steps_on_parts_of_one_batch() -> None:
     ((at, priority),) = given
     np.testing.assert_array_equal(at, index)
     errors = np.concatenate([error.abs().numpy() for _, (_, error) in seen])
-    np.testing.assert_allclose(priority, errors + algorithm.PRIORITY_FLOOR, rtol=1e-5)
-    assert not torch.equal(before, algorithm.model.state_dict()["policy.weight"])
+    np.testing.assert_allclose(priority, errors + learner.PRIORITY_FLOOR, rtol=1e-5)
+    assert not torch.equal(before, learner.model.state_dict()["policy.weight"])
 
 
 @pytest.mark.parametrize(("device", "expected"), [("cpu", [1, 1, 1]), ("cuda", [3])])
 def test_steps_are_taken_at_once_on_a_gpu_alone(device: str, expected: list[int]) -> None:
-    algorithm = make("muzero")
-    algorithm.device = torch.device(device)
+    learner = make("muzero")
+    learner.device = torch.device(device)
     counts: list[int] = []
-    algorithm.steps_at_once = lambda replay, count: (counts.append(count), [{}] * count)[1]
-    assert list(algorithm.take_steps(None, 0)) == []
-    assert len(list(algorithm.take_steps(None, 3))) == 3
+    learner.steps_at_once = lambda replay, count: (counts.append(count), [{}] * count)[1]
+    assert list(learner.take_steps(None, 0)) == []
+    assert len(list(learner.take_steps(None, 3))) == 3
     assert counts == expected
 
 
 def test_importance_weights_reach_the_update() -> None:
-    algorithm = make("muzero", priority_exponent=1.0, beta=0.7, batch_size=8)
-    diary = Diary(algorithm.make_replay(2)).play(steps(40))
+    learner = make("muzero", priority_exponent=1.0, beta=0.7, batch_size=8)
+    diary = Diary(new_replay(learner)).play(steps(40))
     diary.replay.columns["action"] %= 3
     priority = np.random.default_rng(0).uniform(0.1, 3.0, int(diary.replay.valid.sum()))
     places = np.flatnonzero(diary.replay.valid)
     diary.replay.set_priorities(places, priority)
     seen = []
-    draw, update = diary.replay.draw, algorithm.update
+    draw, update = diary.replay.draw, learner.update
     diary.replay.draw = lambda *a, **k: (seen.append(draw(*a, **k)), seen[-1])[1]  # type: ignore[method-assign]
-    algorithm.update = lambda batch: (seen.append(batch["weight"]), update(batch))[1]
-    algorithm.one_step(diary.replay)
+    learner.update = lambda batch: (seen.append(batch["weight"]), update(batch))[1]
+    learner.one_step(diary.replay)
     (index, _), weight = seen
     p = dict(zip(places.tolist(), priority.tolist(), strict=True))
     expected = np.array([p[i] for i in index.tolist()]) ** -0.7
@@ -457,46 +458,46 @@ def test_squashed_densities_integrate_to_one_and_are_torchs(action: float) -> No
 
 
 def test_the_target_network_moves_by_tau_and_takes_statistics_over() -> None:
-    algorithm, batch = prepared("efficientzero", learning_rate=0.1, tau=0.25)
-    before = [p.clone() for p in algorithm.target_model.parameters()]
-    algorithm.update(batch)
-    assert all(torch.equal(p, old) for p, old in zip(algorithm.target_model.parameters(), before, strict=True))
-    algorithm.move_target()
-    pairs = zip(algorithm.target_model.parameters(), algorithm.model.parameters(), before, strict=True)
+    learner, batch = prepared("efficientzero", learning_rate=0.1, tau=0.25)
+    before = [p.clone() for p in learner.target_model.parameters()]
+    learner.update(batch)
+    assert all(torch.equal(p, old) for p, old in zip(learner.target_model.parameters(), before, strict=True))
+    learner.move_target()
+    pairs = zip(learner.target_model.parameters(), learner.model.parameters(), before, strict=True)
     for target, parameter, old in pairs:
         torch.testing.assert_close(target, 0.25 * parameter + 0.75 * old, atol=1e-6, rtol=1e-5)
         assert not target.requires_grad
-    buffers = dict(algorithm.model.named_buffers())
+    buffers = dict(learner.model.named_buffers())
     assert any("running_mean" in name for name in buffers)
-    for name, buffer in algorithm.target_model.named_buffers():
+    for name, buffer in learner.target_model.named_buffers():
         assert torch.equal(buffer, buffers[name]), name
 
 
 @pytest.mark.parametrize("interval", [6, 10])
 def test_the_target_follows_every_so_many_env_steps(interval: int) -> None:
-    algorithm = make("muzero", target_update_interval=interval, learning_starts=0, utd_ratio=0.0)
-    replay, moves = algorithm.make_replay(2), []
-    algorithm.move_target = lambda: moves.append(replay.added)
+    learner = make("muzero", target_update_interval=interval, learning_starts=0, utd_ratio=0.0)
+    replay, moves = new_replay(learner), []
+    learner.move_target = lambda: moves.append(replay.added)
     for step in steps(30, ends=Ends(0, 0.1, 0)):
         replay.add(step)
-        algorithm.learn(replay)
+        learner.learn(replay)
     assert moves == [added for added in range(2, 61, 2) if added // interval > (added - 2) // interval]
 
 
 def test_everything_that_is_learned_is_saved() -> None:
-    algorithm, batch = prepared("efficientzero", learning_rate=1e-2)
-    algorithm.update(batch)
-    algorithm.move_target()
-    algorithm.update(batch)
+    learner, batch = prepared("efficientzero", learning_rate=1e-2)
+    learner.update(batch)
+    learner.move_target()
+    learner.update(batch)
     other = make("efficientzero", seed=5, **{**NUMBERS, **CASES["efficientzero"][2], "learning_rate": 1e-2})
-    other.load_state_dict(copy.deepcopy(algorithm.state_dict()))
+    restore(other, learner)
     for _ in range(2):
-        first, second = algorithm.update(batch)[0], other.update(batch)[0]
+        first, second = learner.update(batch)[0], other.update(batch)[0]
         assert {k: v.item() for k, v in first.items()} == {k: v.item() for k, v in second.items()}
     for model in ("model", "target_model"):
-        for x, y in zip(*(getattr(a, model).state_dict().values() for a in (algorithm, other)), strict=True):
+        for x, y in zip(*(getattr(a, model).state_dict().values() for a in (learner, other)), strict=True):
             assert torch.equal(x, y)
-    assert algorithm.rng.random() == other.rng.random()
+    assert learner.rng.random() == other.rng.random()
 
 
 def test_a_loss_of_numbers_by_hand() -> None:

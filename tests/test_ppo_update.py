@@ -12,12 +12,15 @@ import torch
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete
 from torch import Tensor, nn
 
-from probes import random_rollout
-from rl_training.algorithms.a2c import A2C, A2CHyperparameters
-from rl_training.algorithms.optim import Adam, FlatParameters, MeanMetrics, gradient_step
+from build import build
+from probes import copy_training, random_rollout
+from rl_training.algorithms.a2c import A2CHyperparameters
+from rl_training.algorithms.optim import Adam, MeanMetrics, gradient_step
 from rl_training.algorithms.ppo import PPO, PPOHyperparameters, approx_kl, clip_fraction, clipped_surrogate
+from rl_training.data.batch import flatten
 from rl_training.data.rollout import Rollout
 from rl_training.models.actor_critic import ActorCritic
+from rl_training.models.parameters import FlatParameters
 from rl_training.types import Spaces
 
 VECTOR = Box(-1, 1, (4,), np.float32)
@@ -27,7 +30,8 @@ DISCRETE, CONTINUOUS = Spaces(VECTOR, Discrete(3)), Spaces(VECTOR, Box(-1, 1, (2
 def make_ppo(spaces: Spaces = DISCRETE, *, seed: int = 0, **changes: Any) -> PPO:
     torch.manual_seed(seed)
     hp = PPOHyperparameters(**{"num_steps": 16, **changes})
-    return PPO(ActorCritic(spaces, hp.hidden_sizes, hp.activation), hp, rng=np.random.default_rng(seed))
+    learner: PPO = build("ppo", spaces, hp, rng=np.random.default_rng(seed))
+    return learner
 
 
 def perturb(model: nn.Module, scale: float = 0.05) -> None:
@@ -36,8 +40,8 @@ def perturb(model: nn.Module, scale: float = 0.05) -> None:
             parameter.add_(scale * torch.randn_like(parameter))
 
 
-def vector(algorithm: Any) -> Tensor:
-    return algorithm.optimizer.parameters.vector.clone()
+def vector(learner: Any) -> Tensor:
+    return learner.optimizers["model"].parameters.vector.clone()
 
 
 class Nowhere(gym.Env):
@@ -103,7 +107,7 @@ def test_gradients_are_those_of_stable_baselines3(spaces: Spaces, clip_vf_coef: 
     theirs.set_logger(Logger(None, []))
     fill_their_buffer(theirs.rollout_buffer, rollout, last_values)
     # The advantages are those of the policy that acted; the step is taken from another, so that ratios are clipped.
-    batch = ours.learning_batch(rollout, MeanMetrics())
+    batch = flatten(ours.learning_batch(rollout, MeanMetrics()))
     perturb(ours.model, 0.1)
     copy_weights(ours.model, theirs.policy)
 
@@ -113,7 +117,7 @@ def test_gradients_are_those_of_stable_baselines3(spaces: Spaces, clip_vf_coef: 
 
     loss, log_ratio = ours.loss(batch, MeanMetrics())
     assert 0.2 < clip_fraction(log_ratio, ours.hp.clip_coef) < 0.9
-    gradient_step(ours.optimizer, loss, lr=0.0, max_grad_norm=ours.hp.max_grad_norm)
+    gradient_step(ours.optimizers["model"], loss, lr=0.0, max_grad_norm=ours.hp.max_grad_norm)
     for parameter, expected in zip(ours.model.parameters(), gradients, strict=True):
         torch.testing.assert_close(parameter.grad, expected, atol=1e-5, rtol=1e-5)
 
@@ -122,20 +126,18 @@ def test_gradients_are_those_of_stable_baselines3(spaces: Spaces, clip_vf_coef: 
 def test_before_the_first_step_nothing_has_moved_and_the_gradient_is_a2cs(spaces: Spaces) -> None:
     ppo = make_ppo(spaces, normalize_advantage=False, ent_coef=0.01, gae_lambda=1.0)
     rollout = random_rollout(ppo, spaces, num_steps=8, num_envs=4)
-    loss, log_ratio = ppo.loss(ppo.learning_batch(rollout, MeanMetrics()), MeanMetrics())
+    loss, log_ratio = ppo.loss(flatten(ppo.learning_batch(rollout, MeanMetrics())), MeanMetrics())
     torch.testing.assert_close(log_ratio, torch.zeros(32), atol=1e-6, rtol=0)
     assert approx_kl(log_ratio) < 1e-6
     assert clip_fraction(log_ratio, ppo.hp.clip_coef) == 0
-    gradient_step(ppo.optimizer, loss, lr=0.0, max_grad_norm=None)
+    gradient_step(ppo.optimizers["model"], loss, lr=0.0, max_grad_norm=None)
 
     hp = A2CHyperparameters(ent_coef=0.01, gae_lambda=1.0, learning_rate=0.0, max_grad_norm=None)
-    model = ActorCritic(spaces)
-    model.load_state_dict(ppo.model.state_dict())
-    a2c = A2C(model, hp, rng=np.random.default_rng(0))
+    a2c = build("a2c", spaces, hp)
+    a2c.model.load_state_dict(ppo.model.state_dict())
     a2c.update(rollout)
-    torch.testing.assert_close(
-        ppo.optimizer.parameters.gradient, a2c.optimizer.parameters.gradient, atol=1e-6, rtol=1e-5
-    )
+    gradients = [learner.optimizers["model"].parameters.gradient for learner in (ppo, a2c)]
+    torch.testing.assert_close(*gradients, atol=1e-6, rtol=1e-5)
 
 
 def test_the_surrogate_and_its_gradient_are_those_of_the_paper() -> None:
@@ -249,33 +251,33 @@ def test_every_scalar_has_an_attribute_and_an_effect(change: dict[str, float]) -
     assert getattr(changed, name) == getattr(as_usual.hp, name)
     setattr(changed, name, value)
     assert getattr(changed.hp, name) == value
-    for algorithm in (as_usual, changed):
-        algorithm.update(rollout)
+    for learner in (as_usual, changed):
+        learner.update(rollout)
     assert not torch.equal(vector(as_usual), vector(changed))
 
 
 def test_evaluation_is_greedy_unless_told_otherwise() -> None:
     rng = np.random.default_rng(0)
     obs = rng.standard_normal((64, 4), dtype=np.float32)
-    ppo = make_ppo()
-    greedy = [ppo.act(obs, {}, explore=False, rng=rng).action for _ in range(2)]
+    actor = make_ppo().actor
+    greedy = [actor.act(obs, {}, explore=False, rng=rng).action for _ in range(2)]
     np.testing.assert_array_equal(*greedy)
-    ppo.hp = dataclasses.replace(ppo.hp, deterministic_eval=False)
-    assert (ppo.act(obs, {}, explore=False, rng=rng).action != greedy[0]).any()
+    actor.hp = dataclasses.replace(actor.hp, deterministic_eval=False)
+    assert (actor.act(obs, {}, explore=False, rng=rng).action != greedy[0]).any()
 
 
 def test_the_state_is_complete() -> None:
     ppo, copy = make_ppo(seed=0), make_ppo(seed=1)
     first, second = (random_rollout(ppo, DISCRETE, num_steps=16, num_envs=4, seed=i) for i in range(2))
     ppo.update(first)
-    copy.load_state_dict(ppo.state_dict())
+    copy_training(ppo, copy)
     ppo.update(second)
     copy.update(second)
     assert torch.equal(vector(ppo), vector(copy))
     assert ppo.gradient_steps == copy.gradient_steps
     assert ppo.rng.bit_generator.state == copy.rng.bit_generator.state
     obs = np.ones((3, 4), np.float32)
-    decisions = [algorithm.act(obs, {}, explore=True, rng=np.random.default_rng(3)) for algorithm in (ppo, copy)]
+    decisions = [each.actor.act(obs, {}, explore=True, rng=np.random.default_rng(3)) for each in (ppo, copy)]
     np.testing.assert_array_equal(decisions[0].extras["value"], decisions[1].extras["value"])
     np.testing.assert_array_equal(decisions[0].action, decisions[1].action)
 
@@ -318,7 +320,9 @@ def test_flat_parameters_are_views_and_keep_memory_formats() -> None:
 
 def test_every_epoch_sees_all_rows_once_in_an_order_of_its_own() -> None:
     ppo = make_ppo(update_epochs=3, num_minibatches=4)
-    seen = [minibatch["action"].tolist() for minibatch in ppo.epochs({"action": torch.arange(64)})]
+    names = ("obs", "action", "logprob", "value", "advantage", "target")
+    batch = {name: torch.arange(64).reshape(16, 4) for name in names}
+    seen = [minibatch["action"].tolist() for minibatch in ppo.epochs(batch)]
     assert [len(minibatch) for minibatch in seen] == [16] * 12
     epochs = np.reshape(seen, (3, 64))
     np.testing.assert_array_equal(np.sort(epochs, 1), [range(64)] * 3)

@@ -58,7 +58,7 @@ def trained(config: Any, seed: int) -> tuple[dict[str, torch.Tensor], dict[str, 
     seed_all(seed)
     result = train(config, progress="silent")
     metrics = {key: value for key, value in result.metrics.items() if key != "steps_per_second"}
-    return open_checkpoint(result.run_dir).state["algorithm"]["model"], metrics
+    return open_checkpoint(result.run_dir).state["actor"]["model"], metrics
 
 
 @pytest.mark.parametrize("seen", [False, True])
@@ -82,7 +82,7 @@ def test_resume_is_exact(backend: str, seen: bool, tiny_config: Any) -> None:
     seed_all(9)
     (half,) = whole.run_dir.glob("checkpoints/step_96")
     again = resume_training(half, progress="silent")
-    one, other = (open_checkpoint(run.run_dir).state["algorithm"]["model"] for run in (whole, again))
+    one, other = (open_checkpoint(run.run_dir).state["actor"]["model"] for run in (whole, again))
     assert all(torch.equal(one[key], other[key]) for key in one)
 
 

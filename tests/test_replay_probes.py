@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import probes
+from build import build, make_replay
 from rl_training.algorithms.dqn import DQN, DQNHyperparameters
 from rl_training.algorithms.sac import SAC, SACHyperparameters
 
@@ -30,26 +31,22 @@ DQN_HP = {
 }
 
 
-def experience(algorithm: Any, runner: probes.ProbeRunner, steps: int) -> Any:
-    """The shortest loop around a replay."""
-    replay, first = algorithm.make_replay(NUM_ENVS), np.ones(NUM_ENVS, bool)
-    for _ in range(steps):
-        step = runner.step(algorithm)
-        replay.add({**step, "first": first})
-        first = step["terminated"] | step["truncated"]
-        algorithm.learn(replay)
-    return algorithm
-
-
-def trained(algorithm: Any, hp: Any, env: Callable[[], gym.Env], steps: int) -> Any:
+def trained(algo: str, hp: Any, env: Callable[[], gym.Env], steps: int) -> Any:
+    """A learner after the shortest loop around a replay."""
     torch.manual_seed(0)
     runner = probes.ProbeRunner([env() for _ in range(NUM_ENVS)])
-    built = algorithm.build(runner.spaces, hp, rng=np.random.default_rng(0), device=torch.device("cpu"))
-    return experience(built, runner, steps)
+    learner = build(algo, runner.spaces, hp)
+    replay, first = make_replay(algo, learner, runner.spaces, NUM_ENVS), np.ones(NUM_ENVS, bool)
+    for _ in range(steps):
+        step = runner.step(learner.actor)
+        replay.add({**step, "first": first})
+        first = step["terminated"] | step["truncated"]
+        learner.learn(replay)
+    return learner
 
 
 def learn(env: Callable[[], gym.Env], *, steps: int = 200, **changes: Any) -> DQN:
-    return trained(DQN, DQNHyperparameters(**{**DQN_HP, **changes}), env, steps)
+    return trained("dqn", DQNHyperparameters(**{**DQN_HP, **changes}), env, steps)
 
 
 @torch.no_grad()
@@ -81,7 +78,9 @@ def test_a_delayed_reward_is_discounted(changes: dict[str, Any]) -> None:
 
 
 def greedy(dqn: DQN, obs: float) -> int:
-    return int(dqn.act(np.array([[obs]], np.float32), None, explore=False, rng=np.random.default_rng(0)).action[0])
+    return int(
+        dqn.actor.act(np.array([[obs]], np.float32), None, explore=False, rng=np.random.default_rng(0)).action[0]
+    )
 
 
 def test_the_better_of_two_actions_is_found() -> None:
@@ -131,21 +130,21 @@ SAC_HP = {
 
 
 def learn_sac(env: Callable[[], gym.Env], *, steps: int = 250, **changes: Any) -> SAC:
-    return trained(SAC, SACHyperparameters(**{**SAC_HP, **changes}), env, steps)
+    return trained("sac", SACHyperparameters(**{**SAC_HP, **changes}), env, steps)
 
 
 @torch.no_grad()
 def soft_q(sac: SAC, obs: list[list[float]], action: Any = None) -> np.ndarray:
     """[2 critics, observations], of an action or of what the policy would do."""
     states = torch.tensor(obs)
-    greedy = sac.act(states.numpy(), None, explore=False, rng=np.random.default_rng(0)).action
+    greedy = sac.actor.act(states.numpy(), None, explore=False, rng=np.random.default_rng(0)).action
     actions = torch.from_numpy(greedy) if action is None else torch.full((len(states), 1), action)
     return torch.stack(list(sac.critic(states, actions))).reshape(2, len(states)).numpy()
 
 
 def test_sac_finds_the_best_continuous_action() -> None:
     sac = learn_sac(probes.ContinuousBandit, target_entropy=-3.0)
-    decision = sac.act(np.zeros((1, 1), np.float32), None, explore=False, rng=np.random.default_rng(0))
+    decision = sac.actor.act(np.zeros((1, 1), np.float32), None, explore=False, rng=np.random.default_rng(0))
     assert decision.action.item() == pytest.approx(0.5, abs=0.1)
     for action, reward in ((0.25, -0.0625), (0.5, 0.0), (0.75, -0.0625)):
         np.testing.assert_allclose(soft_q(sac, [[0.0]], action), reward, atol=0.1)

@@ -151,7 +151,8 @@ def test_observations_may_be_dicts(live: dict[str, Array]) -> None:
 
 @pytest.mark.parametrize(("size", "count", "sizes"), [(12, 4, {3}), (10, 4, {2, 3}), (3, 8, {1}), (5, 1, {5})])
 def test_minibatches_are_a_partition_of_nearly_equal_parts(size: int, count: int, sizes: set[int]) -> None:
-    batch = {"action": torch.arange(size), "obs": {"x": torch.arange(size) * 2}}
+    number = torch.arange(size).reshape(-1, 2 if size % 2 == 0 else 1)  # [T, N]
+    batch = {"action": number, "obs": {"x": number * 2}}
     parts = list(minibatches(batch, count, np.random.default_rng(0)))
     assert len(parts) == min(count, size)
     assert {len(part["action"]) for part in parts} == sizes
@@ -161,7 +162,7 @@ def test_minibatches_are_a_partition_of_nearly_equal_parts(size: int, count: int
 
 
 def test_minibatches_are_shuffled_by_the_generator_given() -> None:
-    batch = {"action": torch.arange(100)}
+    batch = {"action": torch.arange(100).reshape(25, 4)}
 
     def order(seed: int) -> list[int]:
         return torch.cat([p["action"] for p in minibatches(batch, 4, np.random.default_rng(seed))]).tolist()

@@ -18,6 +18,7 @@ import yaml
 from rl_training import TrainingInterrupted, load_policy, resume_training, train
 from rl_training.algorithms.muzero import MuZeroHyperparameters
 from rl_training.config import InputError
+from rl_training.envs.runner import EnvRunner
 from rl_training.envs.tasks import clips_reward
 from rl_training.runtime import evaluation, temporaries
 from rl_training.runtime import run as run_module
@@ -61,7 +62,8 @@ def test_evaluating_leaves_the_global_generators_alone(dicey, tiny_config):
         torch.manual_seed(1)
         result = train(tiny_config("a2c", {"env_id": "Dicey-v0", "eval_interval": interval}), progress="silent")
         states.append(load_checkpoint(result.checkpoint_path).state)
-    assert_equal_state(states[0]["algorithm"], states[1]["algorithm"])
+    for part in ("actor", "learner"):
+        assert_equal_state(states[0][part], states[1][part])
     assert_equal_state(states[0]["run"]["generators"], states[1]["run"]["generators"])
 
 
@@ -89,7 +91,7 @@ def test_a_resume_goes_on_with_the_global_generators(dicey, tiny_config):
     torch.manual_seed(7)
     seen = []
     note = lambda run: seen.append(run.state_dict()["generators"]["python"][1])  # noqa: E731
-    original = run_module.EnvRunner.step
+    original = EnvRunner.step
 
     def first_step(self, act, *, explore=True):
         if not seen:
@@ -97,7 +99,7 @@ def test_a_resume_goes_on_with_the_global_generators(dicey, tiny_config):
         return original(self, act, explore=explore)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run_module.EnvRunner, "step", first_step)
+        patch.setattr(EnvRunner, "step", first_step)
         resume_training(half.run_dir, progress="silent", callbacks=[note])
     assert_equal_state(seen[0], saved)
 
@@ -200,13 +202,13 @@ def test_a_resume_sweeps_what_killed_writers_left_where_it_comes_from(what, tiny
     dead, alive = (half.run_dir / "checkpoints" / f".step_{step}.99-a.tmp" for step in (1, 2))
     for path in (dead, alive):
         path.mkdir()
-        (path / "algorithm.safetensors").write_bytes(b"half")
+        (path / "actor.safetensors").write_bytes(b"half")
     foreign = half.run_dir / "checkpoints" / ".editor.tmp"
     foreign.mkdir()
     lock = temporaries.lock(alive)
     resume_training(half.run_dir if what == "a run folder" else half.checkpoint_path, progress="silent")
     assert not dead.exists()
-    assert (alive / "algorithm.safetensors").exists()
+    assert (alive / "actor.safetensors").exists()
     assert foreign.exists()
     os.close(lock)
 
@@ -218,8 +220,9 @@ def test_a_run_leaves_the_process_as_it_was(tiny_config):
     def look(run):
         if not seen:
             seen.append(torch.get_num_threads())
-            close = run.runner.envs.close
-            run.runner.envs.close = lambda: closed.append(close())
+            (runner,) = run.source.runners
+            close = runner.envs.close
+            runner.envs.close = lambda: closed.append(close())
 
     train(tiny_config("a2c", {"num_threads": 2}), callbacks=[look], progress="silent")
     auto = tiny_config("a2c", {"num_threads": "auto"})
@@ -243,8 +246,8 @@ def test_a_run_that_cannot_begin_leaves_the_process_as_it_was(config, options, t
     torch.set_num_threads(2)
     closed = []
     with pytest.MonkeyPatch.context() as patch:
-        close = run_module.EnvRunner.close
-        patch.setattr(run_module.EnvRunner, "close", lambda runner: closed.append(close(runner)))
+        close = EnvRunner.close
+        patch.setattr(EnvRunner, "close", lambda runner: closed.append(close(runner)))
         with pytest.raises(InputError):
             run_module.TrainingRun(tiny_config("a2c", config), A2C_RECIPE, progress="silent", **options)
     threads = torch.get_num_threads()
@@ -328,7 +331,7 @@ def test_a_resumed_run_says_over_which_horizon(tiny_config, capsys):
 def test_a_resumed_run_that_will_learn_nothing_names_a_remedy_that_helps(rate, extend, remedy, tiny_config, capsys):
     result = train(tiny_config("a2c", learning_rate=rate), progress="silent")
     resumed = resume_training(result.run_dir, total_timesteps=320, extend=extend, progress="plain")
-    before, after = (load_checkpoint(path).state["algorithm"]["model"] for path in (result.run_dir / "checkpoints" /
+    before, after = (load_checkpoint(path).state["actor"]["model"] for path in (result.run_dir / "checkpoints" /
         "step_256", resumed.checkpoint_path))  # fmt: skip
     assert all(torch.equal(before[name], after[name]) for name in before) == (remedy is not None)
     out = capsys.readouterr().out
@@ -349,7 +352,7 @@ def test_a_resumed_run_says_from_where_on_it_will_learn_nothing(tiny_config, cap
 
 def test_a_policy_has_the_hyperparameters_of_its_step(tiny_config):
     result = train(tiny_config("ppo", ent_coef={"kind": "linear", "start": 0.4, "end": 0.2}), progress="silent")
-    assert load_policy(result.run_dir).algorithm.ent_coef == pytest.approx(0.2)
+    assert load_policy(result.run_dir).actor.hp.ent_coef == pytest.approx(0.2)
 
 
 def test_evaluation_plays_whole_games(tiny_config, monkeypatch):

@@ -84,17 +84,15 @@ def test_the_replay_keeps_raw_steps_and_gives_normalised_ones(tiny_config, algo)
     looks = []
 
     def look(run):
-        replay = run.parts["replay"]
+        replay, (runner,) = run.parts["replay"], run.source.runners
         index, _ = replay.draw(16, np.random.default_rng(0))
         batch, raw = replay.transitions(index, gamma=0.9), replay.obs[index]
-        np.testing.assert_array_equal(batch["obs"], run.runner.normalizer.observation(raw))
-        np.testing.assert_array_equal(
-            batch["reward"], run.runner.normalizer.scale_reward(replay.columns["reward"][index])
-        )
-        np.testing.assert_array_equal(run.runner.obs, run.runner.normalizer.observation(run.runner.envs.obs))
+        np.testing.assert_array_equal(batch["obs"], runner.normalizer.observation(raw))
+        np.testing.assert_array_equal(batch["reward"], runner.normalizer.scale_reward(replay.columns["reward"][index]))
+        np.testing.assert_array_equal(runner.obs, runner.normalizer.observation(runner.envs.obs))
         if replay.ring.in_episode.all():
             newest = replay.ring.place_at_cursor(np.arange(2))
-            np.testing.assert_array_equal(replay.obs[newest], run.runner.envs.obs)
+            np.testing.assert_array_equal(replay.obs[newest], runner.envs.obs)
             looks.append(np.abs(batch["obs"].numpy() - raw).max())
 
     config = {"env_kwargs": {"wrappers": {"normalize_observation": True, "normalize_reward": True}}}

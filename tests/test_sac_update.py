@@ -13,7 +13,9 @@ import torch
 from gymnasium.spaces import Box, Dict, Discrete
 from torch import Tensor, distributions, nn
 
+from build import build, make_replay
 from envs_for_tests import Structured
+from probes import copy_training
 from rl_training.algorithms.sac import SAC, SACHyperparameters
 from rl_training.config import InputError
 from rl_training.data.batch import tree_map
@@ -22,7 +24,7 @@ from rl_training.data.replay import Replay
 from rl_training.envs.backends import SyncEnvs
 from rl_training.envs.episodes import Episodes
 from rl_training.envs.runner import EnvRunner
-from rl_training.models.sac import Actor, TwinMLP
+from rl_training.models.sac import SquashedGaussianPolicy, TwinMLP
 from rl_training.ops.distributions import TanhGaussian
 from rl_training.runtime.sac_trainer import SAC_RECIPE
 from rl_training.types import Batch, Spaces
@@ -36,7 +38,8 @@ GAMMA = 0.97
 def make_sac(spaces: Spaces = SPACES, *, seed: int = 0, **changes: Any) -> SAC:
     torch.manual_seed(seed)
     hp = SACHyperparameters(**{"hidden_sizes": (16, 8), "gamma": GAMMA, "learning_rate": 1e-3, **changes})
-    return SAC.build(spaces, hp, rng=np.random.default_rng(seed), device=torch.device("cpu"))
+    learner: SAC = build("sac", spaces, hp, rng=np.random.default_rng(seed))
+    return learner
 
 
 def random_batch(spaces: Spaces = SPACES, size: int = 32, *, seed: int = 0) -> Batch:
@@ -64,6 +67,14 @@ def random_batch(spaces: Spaces = SPACES, size: int = 32, *, seed: int = 0) -> B
 def next_noise(sac: SAC, size: int) -> Tensor:
     """[2, B, A] What the next update is going to draw."""
     return torch.from_numpy(copy.deepcopy(sac.rng).standard_normal((2, size, sac.action_size), dtype=np.float32))
+
+
+def whole(sac: SAC) -> nn.Module:
+    """All that it learns, as one module."""
+    module = nn.Module()
+    for name in ("policy", "critic", "target_critic", "log_alpha"):
+        setattr(module, name, getattr(sac, name))
+    return module
 
 
 def snapshot(module: nn.Module) -> dict[str, Tensor]:
@@ -126,7 +137,7 @@ def test_steps_are_those_of_stable_baselines3(
             parameter.add_(0.1 * torch.randn_like(parameter))
     ours = make_sac(hidden_sizes=hidden_sizes, alpha=alpha, tau=0.1, initial_alpha=0.5)
     weights = [
-        (ours.actor, their_actor(theirs.actor, lambda p: p.data)),
+        (ours.policy, their_actor(theirs.actor, lambda p: p.data)),
         (ours.critic, their_critic(theirs.critic, lambda p: p.data)),
         (ours.target_critic, their_critic(theirs.critic_target, lambda p: p.data)),
     ]
@@ -147,7 +158,8 @@ def test_steps_are_those_of_stable_baselines3(
         ours.update(batch)
 
     close: Any = {"atol": 1e-6, "rtol": 0.0}
-    networks = [(ours.actor_optimizer, theirs.actor, their_actor), (ours.critic_optimizer, theirs.critic, their_critic)]
+    mine = ours.optimizers
+    networks = [(mine["policy"], theirs.actor, their_actor), (mine["critic"], theirs.critic, their_critic)]
     for optimizer, network, in_our_order in networks:
         flat, moments = optimizer.parameters, network.optimizer.state
         for vector, get in (
@@ -155,15 +167,15 @@ def test_steps_are_those_of_stable_baselines3(
             (optimizer.mean, lambda p, moments=moments: moments[p]["exp_avg"]),
             (optimizer.square, lambda p, moments=moments: moments[p]["exp_avg_sq"]),
         ):
-            for mine, other in zip(flat.views(vector), in_our_order(network, get), strict=True):
-                torch.testing.assert_close(mine, other, **close)
+            for tensor, other in zip(flat.views(vector), in_our_order(network, get), strict=True):
+                torch.testing.assert_close(tensor, other, **close)
     targets = their_critic(theirs.critic_target, lambda p: p.data)
-    for mine, other in zip(ours.target_critic.parameters(), targets, strict=True):
-        torch.testing.assert_close(mine.data, other, **close)
+    for tensor, other in zip(ours.target_critic.parameters(), targets, strict=True):
+        torch.testing.assert_close(tensor.data, other, **close)
     if alpha is None:
         torch.testing.assert_close(ours.log_alpha.data, theirs.log_ent_coef.data[0], **close)
         state = theirs.ent_coef_optimizer.state[theirs.log_ent_coef]
-        for vector, key in ((ours.alpha_optimizer.mean, "exp_avg"), (ours.alpha_optimizer.square, "exp_avg_sq")):
+        for vector, key in ((mine["alpha"].mean, "exp_avg"), (mine["alpha"].square, "exp_avg_sq")):
             torch.testing.assert_close(vector[0], state[key][0], **close)
     else:
         assert ours.log_alpha.item() == pytest.approx(math.log(0.5))
@@ -216,7 +228,7 @@ def test_the_density_integrates_to_one(mean: float, log_std: float) -> None:
 
 
 def test_deviations_are_kept_between_bounds() -> None:
-    policy = Actor.policy(torch.tensor([[0.5, -0.5, -100.0, 100.0]]))
+    policy = SquashedGaussianPolicy.policy(torch.tensor([[0.5, -0.5, -100.0, 100.0]]))
     assert policy.mean.tolist() == [[0.5, -0.5]]
     assert policy.log_std.tolist() == [[-20.0, 2.0]]
 
@@ -264,10 +276,10 @@ def test_the_replay_holds_actions_in_one_range_and_the_environment_gets_its_own(
     runner = make_runner(env)
     sac = make_sac(runner.spaces)
     with torch.no_grad():  # wide, so that some actions end up at the very edge
-        sac.actor.network[-1].bias[6:] = 2.0
-    replay = sac.make_replay(1)
+        sac.policy.network[-1].bias[6:] = 2.0
+    replay = make_replay("sac", sac, runner.spaces, 1)
     for _ in range(30):
-        replay.add(runner.step(sac.act))
+        replay.add(runner.step(sac.actor.act))
     action = replay.sample(64, np.random.default_rng(0), gamma=0.9)["action"].numpy()
     assert action.shape == (64, 2, 3)
     assert action.dtype == np.float32
@@ -286,7 +298,7 @@ def test_bounds_change_neither_policy_nor_density() -> None:
         env = Structured(Box(low, high, (2,), np.float32))
         runner = make_runner(env)
         sac = make_sac(Spaces(VECTOR, runner.spaces.action))
-        decision = sac.act(np.ones((3, 4), np.float32), None, explore=True, rng=np.random.default_rng(1))
+        decision = sac.actor.act(np.ones((3, 4), np.float32), None, explore=True, rng=np.random.default_rng(1))
         seen.append((decision.action.tolist(), sac.update(random_batch())["entropy"].item()))
     assert seen[0] == seen[1] == seen[2]
 
@@ -300,20 +312,20 @@ def test_infinite_bounds_are_an_error_with_a_remedy() -> None:
 @pytest.mark.parametrize("space", [Discrete(3), gym.spaces.MultiBinary(2), Box(-1, 1, (), np.float32)], ids=str)
 def test_other_action_spaces_are_an_error_with_a_remedy(space: gym.Space) -> None:
     with pytest.raises(InputError, match="use dqn or ppo"):
-        SAC_RECIPE.build(Spaces(VECTOR, space), SACHyperparameters(), rng=None, device="cpu")
+        build("sac", Spaces(VECTOR, space), SACHyperparameters())
 
 
 def test_acting() -> None:
     sac, obs = make_sac(), np.random.default_rng(0).standard_normal((5, 4)).astype(np.float32)
-    policy = sac.actor(torch.from_numpy(obs))
+    policy = sac.policy(torch.from_numpy(obs))
     noise = np.random.default_rng(3).standard_normal((5, 2), dtype=np.float32)
-    explored = sac.act(obs, {}, explore=True, rng=np.random.default_rng(3))
+    explored = sac.actor.act(obs, {}, explore=True, rng=np.random.default_rng(3))
     np.testing.assert_allclose(explored.action, policy.sample(noise).detach(), atol=1e-6)
-    calm = sac.act(obs, {}, explore=False, rng=np.random.default_rng(3))
+    calm = sac.actor.act(obs, {}, explore=False, rng=np.random.default_rng(3))
     np.testing.assert_allclose(calm.action, policy.mean.tanh().detach(), atol=1e-6)
     assert calm.memory == {}
     assert calm.extras == {}
-    sampling = make_sac(deterministic_eval=False).act(obs, {}, explore=False, rng=np.random.default_rng(3))
+    sampling = make_sac(deterministic_eval=False).actor.act(obs, {}, explore=False, rng=np.random.default_rng(3))
     np.testing.assert_array_equal(sampling.action, explored.action)
 
 
@@ -344,18 +356,18 @@ def test_the_automatic_target_is_minus_the_number_of_dimensions() -> None:
 
 def test_a_fixed_alpha_stays_and_weighs_entropy() -> None:
     fixed, heavier = make_sac(alpha=0.1), make_sac(alpha=0.5)
-    batch, before = random_batch(), snapshot(fixed.model)
+    batch, before = random_batch(), snapshot(whole(fixed))
     for _ in range(3):
         report = fixed.update(batch)
         heavier.update(batch)
     assert report.keys().isdisjoint({"alpha_loss", "target_entropy"})
-    assert "log_alpha" not in changed(fixed.model, before)
-    assert fixed.alpha_optimizer.steps.item() == 0
-    assert changed(fixed.actor, snapshot(heavier.actor))
+    assert "log_alpha" not in changed(whole(fixed), before)
+    assert fixed.optimizers["alpha"].steps.item() == 0
+    assert changed(fixed.policy, snapshot(heavier.policy))
     learned = make_sac(initial_alpha=0.1, alpha_learning_rate=0.0)
     for _ in range(3):
         learned.update(batch)
-    for mine, other in zip(learned.model.parameters(), fixed.model.parameters(), strict=True):
+    for mine, other in zip(whole(learned).parameters(), whole(fixed).parameters(), strict=True):
         torch.testing.assert_close(mine, other if mine is not learned.log_alpha else mine)
 
 
@@ -392,17 +404,17 @@ def test_each_loss_moves_its_own_network() -> None:
     noise = next_noise(sac, 32)
     report = sac.update(batch)
 
-    next_action, next_log_prob = twin.actor(batch["next_obs"]).sample_with_log_prob(noise[1])  # by the actor as it was
+    next_action, next_log_prob = twin.policy(batch["next_obs"]).sample_with_log_prob(noise[1])  # by the actor as it was
     q1, q2 = twin.target_critic(batch["next_obs"], next_action)
     target = batch["reward"] + batch["discount"] * (torch.min(q1, q2) - 0.5 * next_log_prob)
     q1, q2 = twin.critic(batch["obs"], batch["action"])
     critic_loss = 0.5 * (((q1 - target.detach()) ** 2).mean() + ((q2 - target.detach()) ** 2).mean())
-    action, log_prob = twin.actor(batch["obs"]).sample_with_log_prob(noise[0])
+    action, log_prob = twin.policy(batch["obs"]).sample_with_log_prob(noise[0])
     q1, q2 = sac.critic(batch["obs"], action)  # by the critics as they are after their step
     actor_loss = (0.5 * log_prob - torch.min(q1, q2)).mean()
     for name, loss, optimizer, model in (
-        ("critic_loss", critic_loss, sac.critic_optimizer, twin.critic),
-        ("actor_loss", actor_loss, sac.actor_optimizer, twin.actor),
+        ("critic_loss", critic_loss, sac.optimizers["critic"], twin.critic),
+        ("actor_loss", actor_loss, sac.optimizers["policy"], twin.policy),
     ):
         assert report[name].item() == pytest.approx(loss.item(), rel=1e-5)
         gradients = torch.autograd.grad(loss, list(model.parameters()))
@@ -416,26 +428,26 @@ def test_each_network_has_its_own_learning_rate() -> None:
     batch = random_batch()
     frozen = {"learning_rate": 0.0, "critic_learning_rate": 0.0, "alpha_learning_rate": 0.0}
     for name, moving in (
-        ("learning_rate", {"actor"}),
+        ("learning_rate", {"policy"}),
         ("critic_learning_rate", {"critic", "target_critic"}),
         ("alpha_learning_rate", {"log_alpha"}),
     ):
         sac = make_sac(**(frozen | {name: 1e-3}))
-        before = snapshot(sac.model)
+        before = snapshot(whole(sac))
         sac.update(batch)
-        assert {key.split(".")[0] for key in changed(sac.model, before)} == moving
+        assert {key.split(".")[0] for key in changed(whole(sac), before)} == moving
     one, other = make_sac(learning_rate=2e-3), make_sac(critic_learning_rate=2e-3, alpha_learning_rate=2e-3)
     other.learning_rate = 2e-3
     for sac in (one, other):
         sac.update(batch)
-    assert not changed(one.model, snapshot(other.model))
+    assert not changed(whole(one), snapshot(whole(other)))
 
 
 def test_targets_follow_the_actor_of_now_and_the_target_critics() -> None:
     sac, batch, noise = make_sac(), random_batch(), torch.randn(32, 2)
     goes_on = batch["discount"] > 0
     before = sac.targets(batch, 0.2, noise)
-    for model, matters in ((sac.critic, False), (sac.actor, True), (sac.target_critic, True)):
+    for model, matters in ((sac.critic, False), (sac.policy, True), (sac.target_critic, True)):
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.add_(0.1)
@@ -466,7 +478,7 @@ def test_a_terminated_step_has_no_future_and_a_truncated_one_does() -> None:
     batch, noise = replay.transitions(np.flatnonzero(replay.valid), gamma=GAMMA), torch.randn(2, 2)
     target = sac.targets(batch, 0.2, noise)
     assert target[0].item() == 3.0
-    action, log_prob = sac.actor(torch.ones(1, 4)).sample_with_log_prob(noise[1:])
+    action, log_prob = sac.policy(torch.ones(1, 4)).sample_with_log_prob(noise[1:])
     value = sac.target_critic(torch.ones(1, 4), action).min() - 0.2 * log_prob
     assert target[1].item() == pytest.approx(3.0 + GAMMA * value.item(), rel=1e-5)
 
@@ -475,14 +487,14 @@ def test_a_terminated_step_has_no_future_and_a_truncated_one_does() -> None:
 def test_one_update_moves_every_encoder(observation: gym.Space) -> None:
     spaces = Spaces(observation, Box(-1, 1, (2, 2), np.float32))
     sac, batch = make_sac(spaces), random_batch(spaces, 4)
-    before = snapshot(sac.model)
+    before = snapshot(whole(sac))
     sac.update(batch)
-    still = before.keys() - changed(sac.model, before)
+    still = before.keys() - changed(whole(sac), before)
     assert not {name for name in still if "encoder" in name}
-    shared = {p.data_ptr() for p in sac.actor.parameters()} & {p.data_ptr() for p in sac.critic.parameters()}
+    shared = {p.data_ptr() for p in sac.policy.parameters()} & {p.data_ptr() for p in sac.critic.parameters()}
     assert not shared
     obs = tree_map(lambda x: x.numpy(), batch["obs"])
-    action = sac.act(obs, {}, explore=True, rng=np.random.default_rng(0)).action
+    action = sac.actor.act(obs, {}, explore=True, rng=np.random.default_rng(0)).action
     assert action.shape == (4, 2, 2)
     assert action.dtype == np.float32
 
@@ -491,11 +503,15 @@ def test_the_state_is_complete() -> None:
     sac, other, batch = make_sac(), make_sac(seed=1), random_batch()
     sac.update(batch)
     state = sac.state_dict()
-    assert {"actor", "critic", "target_critic", "log_alpha"} == {name.split(".")[0] for name in state["model"]}
-    other.load_state_dict(copy.deepcopy(state))
-    for algorithm in (sac, other):
-        algorithm.update(batch)
-    assert not changed(sac.model, snapshot(other.model))
+    assert state.keys() >= {"critic", "target_critic", "log_alpha"}
+    assert state["optimizers"].keys() == {"policy", "critic", "alpha"}
+    assert sac.actor.state_dict()["model"].keys() == sac.policy.state_dict().keys()
+    copy_training(sac, other)
+    for learner in (sac, other):
+        learner.update(batch)
+    assert not changed(whole(sac), snapshot(whole(other)))
     obs = np.ones((1, 4), np.float32)
-    actions = [a.act(obs, {}, explore=False, rng=np.random.default_rng(0)).action.tolist() for a in (sac, other)]
+    actions = [
+        each.actor.act(obs, {}, explore=False, rng=np.random.default_rng(0)).action.tolist() for each in (sac, other)
+    ]
     assert actions[0] == actions[1]

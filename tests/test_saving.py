@@ -14,7 +14,7 @@ import torch
 from rl_training import CheckpointError, evaluate_checkpoint, load_policy
 from rl_training.data.fields import fields_of
 from rl_training.data.replay import Replay
-from rl_training.runtime import run as run_module
+from rl_training.runtime import run_checkpoints
 from rl_training.runtime.a2c_trainer import A2C_RECIPE
 from rl_training.runtime.callbacks import EarlyStopping
 from rl_training.runtime.checkpoints import load_checkpoint
@@ -134,7 +134,7 @@ def test_a_copied_state_is_its_own():
 def make_run(tiny_config):
     def make(part=None, config=None, **options):
         run = TrainingRun(tiny_config("a2c", config), A2C_RECIPE, **{"progress": "silent", **options})
-        run.saver = Patient()
+        run.checkpoints.saver = Patient()
         if part is not None:
             run.keep("ring", part)
         return run
@@ -145,7 +145,7 @@ def make_run(tiny_config):
 @pytest.fixture
 def writes(monkeypatch):
     """Where each checkpoint was written from; in a thread, the writing waits until someone waits for it."""
-    threads, original = [], run_module.save_checkpoint
+    threads, original = [], run_checkpoints.save_checkpoint
 
     def write(path, **content):
         threads.append(threading.current_thread())
@@ -156,22 +156,22 @@ def writes(monkeypatch):
         return original(path, **content)
 
     write.error = None
-    monkeypatch.setattr(run_module, "save_checkpoint", write)
+    monkeypatch.setattr(run_checkpoints, "save_checkpoint", write)
     write.threads = threads
     return write
 
 
 def begin(run, writes):
-    writes.gate = run.saver.gate
+    writes.gate = run.checkpoints.saver.gate
     run.advance(16)
     return run
 
 
 def go_on(run, steps=16):
     """Training, as far as a checkpoint sees it: weights, generators, observations, the clock, the ring."""
-    run.saver.gate.clear()
-    run.algorithm.optimizer.parameters.vector.add_(1.0)
-    run.runner.step(run.algorithm.act)
+    run.checkpoints.saver.gate.clear()
+    run.learner.optimizers["model"].parameters.vector.add_(1.0)
+    run.source.step()
     run.advance(steps)
 
 
@@ -184,7 +184,7 @@ def test_a_checkpoint_holds_the_moment_it_was_asked_for(make_run, writes):
         assert ring.held
         assert not path.exists()
         go_on(run)
-        run.saver.wait()
+        run.checkpoints.saver.wait()
         assert not ring.held
         loaded = load_checkpoint(path)
     assert loaded.step == 16
@@ -421,13 +421,13 @@ def test_a_replay_is_saved_as_it_was_while_it_turns(make_run, writes, prioritize
         begin(run, writes)
         expected = copied_state(replay.state_dict())
         path = run.save(wait=False)
-        opener = threading.Thread(target=run.saver.gate.set)
+        opener = threading.Thread(target=run.checkpoints.saver.gate.set)
         for number in range(100, 300):
             if number == 102:
                 opener.start()  # more than the ring has room for while it is held
             replay.add(replay_step(number))
         opener.join()
-        run.saver.wait()
+        run.checkpoints.saver.wait()
     state = load_checkpoint(path).state["ring"]
     assert_equal_state(state, expected)
     restored, draws = make(), []

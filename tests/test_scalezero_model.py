@@ -12,10 +12,11 @@ import torch.nn.functional as F
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete
 from torch import Tensor, nn
 
-from rl_training.algorithms.optim import Adam, FlatParameters, gradient_step
+from rl_training.acting.paths import make_inference
+from rl_training.algorithms.optim import Adam, gradient_step
 from rl_training.config import InputError
-from rl_training.acting.inference import make_inference
 from rl_training.models.moe import Adapters, MixtureOfExperts, ScaledLinear
+from rl_training.models.parameters import FlatParameters
 from rl_training.models.scalezero import ScaleZeroModel, TaskModel
 from rl_training.models.world_transformer import MAX_DISTANCE, Size, WorldTransformer
 from rl_training.types import Spaces

@@ -10,10 +10,12 @@ import pytest
 
 import envs_for_tests  # noqa: F401 - registers them
 from rl_training import evaluate_checkpoint, load_policy, resume_training, train
-from rl_training.algorithms.scalezero import ScaleZero
+from rl_training.acting.numpy_transformer import NumpyInference
+from rl_training.acting.planner import Planner
+from rl_training.acting.scalezero import TaskActor
+from rl_training.algorithms import scalezero
 from rl_training.config import ConfigError, InputError
 from rl_training.data.state_check import StateMismatch
-from rl_training.acting.numpy_transformer import NumpyInference
 from rl_training.runtime.checkpoints import load_checkpoint
 from rl_training.runtime.scalezero_trainer import train_scalezero
 from smoke import check_run
@@ -60,15 +62,15 @@ def test_fixed_numbers_and_the_default_temperature(tiny_config):
 
 def test_the_search_sees_the_numbers_of_its_step(tiny_config, monkeypatch):
     seen = []
-    original = ScaleZero.act
+    original = TaskActor.act
 
     def act(self, obs, memory, **options):
         decision = original(self, obs, memory, **options)
         if options["explore"]:
-            seen.append((options["task"], self.hp.num_simulations))
+            seen.append((self.task, self.hp.num_simulations))
         return decision
 
-    monkeypatch.setattr(ScaleZero, "act", act)
+    monkeypatch.setattr(TaskActor, "act", act)
     schedule = {"kind": "step", "start": 2, "factor": 2, "milestones": ["50%"]}
     train(tiny_config("scalezero", TWO, num_simulations_schedule=schedule), progress="silent")
     assert [task for task, _ in seen] == [0, 1] * 60
@@ -82,7 +84,7 @@ def test_resume_is_exact_across_stages(tiny_config, target_returns):
     config = {**TWO, "total_timesteps": 400, "eval_interval": 80, "eval_episodes": 1}
     whole = train(tiny_config("scalezero", config, **options), progress="silent")
     half = train(tiny_config("scalezero", config, **options), callbacks=[stop_at(200)], progress="silent")
-    stages = [load_checkpoint(result.checkpoint_path).state["algorithm"] for result in (half, whole)]
+    stages = [load_checkpoint(result.checkpoint_path).state["learner"] for result in (half, whole)]
     assert [state["stage"] for state in stages] == [1, 2]
     assert [state["solved"] for state in stages] == [[0] if target_returns else []] * 2
     resumed = resume_training(half.run_dir, progress="silent")
@@ -100,9 +102,9 @@ def test_a_solved_task_rests_and_a_run_ends_when_all_are_solved(tiny_config):
     options = {**STAGES, "stage_steps": 1000, "target_returns": {"CartPole-v1": 1.0, "Acrobot-v1": -8.5}}
 
     def shorten(run):
-        seen.update(stage=run.algorithm.stage, added=[run.parts[f"replay_{i}"].added for i in range(2)])
+        seen.update(stage=run.learner.stage, added=[run.parts[f"replay_{i}"].added for i in range(2)])
         if run.step > 160:
-            run.algorithm.target_returns[1] = -9.0
+            run.learner.target_returns[1] = -9.0
 
     result = train(tiny_config("scalezero", config, **options), callbacks=[shorten], progress="silent")
     metrics = result.metrics
@@ -204,7 +206,7 @@ def test_memory_of_another_context_is_refused(tiny_config):
         policy.act(np.ones((1, 2), np.float32))
 
 
-def test_all_sorts_of_tasks_at_once(tiny_config):
+def test_all_sorts_of_tasks_at_once(tiny_config, monkeypatch):
     """Vectors, numbers, and a board of two players with a mask of legal moves."""
     config = tiny_config(
         "scalezero",
@@ -215,15 +217,19 @@ def test_all_sorts_of_tasks_at_once(tiny_config):
         },
         learning_starts=60,
     )
-    seen = []
+    seen = {"searches": set(), "targets": set()}
+
+    def spy(where, function):
+        return lambda *args, **options: (seen[where].add(options["discount"]), function(*args, **options))[1]
 
     def look(run):
-        for player in run.algorithm.players:
-            assert type(player.planner.inference) is NumpyInference
-            seen.append(player.discount)
+        for actor in run.actor.actors:
+            assert type(actor.planner.inference) is NumpyInference
 
+    monkeypatch.setattr(Planner, "search", spy("searches", Planner.search))
+    monkeypatch.setattr(scalezero, "sequence_targets", spy("targets", scalezero.sequence_targets))
     metrics = train(config, callbacks=[look], progress="silent").metrics
-    assert set(seen) == {0.997, -0.997}
+    assert seen == {"searches": {0.997, -0.997}, "targets": {0.997, -0.997}}
     assert -1 <= metrics["eval_return_mean/TicTacToe-v0"] <= 1
 
 

@@ -10,9 +10,12 @@ import pytest
 import torch
 from gymnasium.spaces import Box, Discrete
 
-from rl_training.algorithms.muzero import MuZero
+from build import build
 from rl_training.acting.planner import Planner
-from rl_training.algorithms.scalezero import ScaleZero, ScaleZeroHyperparameters
+from rl_training.acting.planning import plan_by_visits
+from rl_training.algorithms.optim import soft_update
+from rl_training.algorithms.planning import to_tensors
+from rl_training.algorithms.scalezero import ScaleZeroHyperparameters
 from rl_training.config import InputError
 from rl_training.data.fields import fields_of
 from rl_training.data.recurrent import reset_rows
@@ -45,13 +48,17 @@ def make(tasks=TASKS, **changes):
     """With noise on every parameter, the target's too: zeros agree with anything."""
     torch.manual_seed(0)
     hp = ScaleZeroHyperparameters(**{**SMALL, **changes})
-    rng = np.random.default_rng(0)
-    algorithm = ScaleZero.build(tasks, hp, rng=rng, device=torch.device("cpu"), names=NAMES[: len(tasks)])
-    for model in (algorithm.model, algorithm.target_model):
+    learner = build("scalezero", tasks, hp, names=NAMES[: len(tasks)])
+    for model in (learner.model, learner.target_model):
         stir(model)
-    for player in algorithm.players:
-        player.refresh()
-    return algorithm
+    refresh(learner)
+    return learner
+
+
+def refresh(learner):
+    learner.actor.refresh()
+    for planner in learner.target_planners:
+        planner.refresh()
 
 
 @torch.no_grad()
@@ -116,24 +123,24 @@ class History:
         raise AssertionError(place)
 
 
-def steps_before(algorithm, episode, t):
+def steps_before(learner, episode, t):
     """The observations and actions of the steps before observation t that a policy remembers, oldest first."""
-    begin = max(0, t - (algorithm.hp.context - 1))
+    begin = max(0, t - (learner.hp.context - 1))
     return episode["obs"][begin:t], [taken["action"] for taken in episode["steps"][begin:t]]
 
 
-def value_of(algorithm, task, episode, t):
+def value_of(learner, task, episode, t):
     """The target network's of observation t: the last of a sequence that begins with what is remembered."""
-    obs, actions = steps_before(algorithm, episode, t)
+    obs, actions = steps_before(learner, episode, t)
     seen = torch.from_numpy(np.stack([*obs, episode["obs"][t]]))[None]
-    model, played = algorithm.target_model, torch.tensor(actions, dtype=torch.int64)[None]
+    model, played = learner.target_model, torch.tensor(actions, dtype=torch.int64)[None]
     with torch.no_grad():
         return float(model.value_support.to_scalar(model.unroll(task, seen, played).value[0, -1]))
 
 
-def naive_targets(algorithm, task, episode, t):
+def naive_targets(learner, task, episode, t):
     """One entry for each of H + 1 steps: observation, and of what is known policy, value, reward."""
-    hp, bootstrap = algorithm.hp, algorithm.hp.bootstrap
+    hp, bootstrap = learner.hp, learner.hp.bootstrap
     length, over = len(episode["steps"]), episode["ended"] == "terminated"
     rows = []
     for s in range(t, t + hp.unroll_steps + 1):
@@ -144,7 +151,7 @@ def naive_targets(algorithm, task, episode, t):
             if until < length and bootstrap == "search":
                 value += hp.gamma ** (until - s) * float(episode["steps"][until]["root_value"])
             elif until < length or not over:  # nobody has searched the observation that came last
-                value += hp.gamma ** (until - s) * value_of(algorithm, task, episode, until)
+                value += hp.gamma ** (until - s) * value_of(learner, task, episode, until)
             row |= {"policy": episode["steps"][s]["policy"], "value": value, "reward": episode["steps"][s]["reward"]}
         elif over:
             row |= {"value": 0.0, "reward": 0.0}
@@ -155,15 +162,15 @@ def naive_targets(algorithm, task, episode, t):
 @pytest.mark.parametrize("task", [0, 1])
 @pytest.mark.parametrize(("n_step", "bootstrap"), [(1, "target"), (2, "target"), (5, "target"), (2, "search")])
 def test_targets_are_those_of_the_episodes(task, n_step, bootstrap):
-    algorithm, history = make(n_step=n_step, bootstrap=bootstrap), History(TASKS[task], seed=task)
+    learner, history = make(n_step=n_step, bootstrap=bootstrap), History(TASKS[task], seed=task)
     index = np.flatnonzero(history.replay.valid)
-    batch = algorithm.players[task].targets(history.replay, index)
+    batch = learner.targets(task, history.replay, index)
     kinds = set()
     for b, place in enumerate(index):
         episode, t = history.find(place)
-        rows = naive_targets(algorithm, task, episode, t)
-        kinds.add((episode["ended"], len(episode["steps"]) - t > algorithm.hp.unroll_steps))
-        played = [taken["action"] for taken in episode["steps"][t : t + algorithm.hp.unroll_steps]]
+        rows = naive_targets(learner, task, episode, t)
+        kinds.add((episode["ended"], len(episode["steps"]) - t > learner.hp.unroll_steps))
+        played = [taken["action"] for taken in episode["steps"][t : t + learner.hp.unroll_steps]]
         assert batch["action"][b, : len(played)].tolist() == played
         assert (batch["action"][b] < TASKS[task].action.n).all()
         for k, row in enumerate(rows):
@@ -198,19 +205,19 @@ def cross_entropy(probs, logits):
     return -sum(p * (x - log_sum) for p, x in zip(probs, logits, strict=True))
 
 
-def naive_losses(algorithm, task, history, place, action):
+def naive_losses(learner, task, history, place, action):
     """Of one sequence, cut where nothing is known any more; `action` also says what was drawn beyond the end."""
-    hp, (episode, t) = algorithm.hp, history.find(place)
-    rows = naive_targets(algorithm, task, episode, t)
+    hp, (episode, t) = learner.hp, history.find(place)
+    rows = naive_targets(learner, task, episode, t)
     seen = sum(row["value"] is not None for row in rows)  # steps of which something is known
     steps = min(seen, hp.unroll_steps)
     obs = torch.from_numpy(np.stack([row["obs"] for row in rows]))
-    earlier, played = steps_before(algorithm, episode, t)
+    earlier, played = steps_before(learner, episode, t)
     with torch.no_grad():
         whole = torch.from_numpy(np.stack([*earlier, *obs[: steps + 1].numpy()]))
-        said = algorithm.model.unroll(task, whole[None], torch.tensor([*played, *action[:steps]])[None])
+        said = learner.model.unroll(task, whole[None], torch.tensor([*played, *action[:steps]])[None])
         said = said._make(x[:, len(played) :] for x in said)
-        came = algorithm.target_model.encode(task, obs).double().numpy()
+        came = learner.target_model.encode(task, obs).double().numpy()
     total = dict.fromkeys(("latent", "policy", "value", "reward"), 0.0)
     for k in range(seen):
         if rows[k]["policy"] is not None:
@@ -220,16 +227,16 @@ def naive_losses(algorithm, task, history, place, action):
         total["reward"] += cross_entropy(two_hot(rows[k]["reward"], hp.reward_limit), said.reward[0, k])
         total["latent"] += float(np.mean((said.latent[0, k].double().numpy() - came[k + 1]) ** 2))
     counts = {"policy": hp.unroll_steps + 1, "value": hp.unroll_steps + 1}
-    first = algorithm.model.value_support.to_scalar(said.value[0, 0]).item() - rows[0]["value"]
+    first = learner.model.value_support.to_scalar(said.value[0, 0]).item() - rows[0]["value"]
     return {name: value / counts.get(name, hp.unroll_steps) for name, value in total.items()}, first
 
 
-def drawn_batches(algorithm, histories, size=12):
+def drawn_batches(learner, histories, size=12):
     """Batches with weights of all tasks, and where they come from."""
     rng, batches, places = np.random.default_rng(5), {}, {}
     for task, history in enumerate(histories):
         places[task] = rng.choice(np.flatnonzero(history.replay.valid), size)
-        batch = algorithm.players[task].targets(history.replay, places[task])
+        batch = learner.targets(task, history.replay, places[task])
         batches[task] = batch | {"weight": rng.random(size).astype(np.float32)}
     return batches, places
 
@@ -240,19 +247,19 @@ def histories_of(tasks=TASKS):
 
 def test_the_loss_is_that_of_one_sequence_after_the_other():
     coefficients = {"latent_coef": 7.0, "policy_coef": 0.9, "value_coef": 0.4, "reward_coef": 1.3}
-    algorithm, histories = make(**coefficients), histories_of()
-    algorithm.scores = [2.0, -1.0]
-    object.__setattr__(algorithm.hp, "rank_exponent", 1.0)
-    batches, places = drawn_batches(algorithm, histories)
+    learner, histories = make(**coefficients), histories_of()
+    learner.scores = [2.0, -1.0]
+    object.__setattr__(learner.hp, "rank_exponent", 1.0)
+    batches, places = drawn_batches(learner, histories)
     each = {task: [] for task in batches}
     for task, batch in batches.items():
         for b, place in enumerate(places[task]):
-            each[task].append(naive_losses(algorithm, task, histories[task], place, batch["action"][b]))
+            each[task].append(naive_losses(learner, task, histories[task], place, batch["action"][b]))
     expected = {}
     for task, found in each.items():
         totals = [sum(coefficients[f"{name}_coef"] * value for name, value in losses.items()) for losses, _ in found]
         expected[task] = np.mean([w * x for w, x in zip(batches[task]["weight"].tolist(), totals, strict=True)])
-    report, errors = algorithm.update({task: algorithm.to_tensors(batch) for task, batch in batches.items()})
+    report, errors = learner.update({task: to_tensors(batch, learner.device) for task, batch in batches.items()})
     for task, found in each.items():
         assert float(report[f"loss/{NAMES[task]}"]) == pytest.approx(expected[task], rel=1e-5)
         assert errors[task].tolist() == pytest.approx([error for _, error in found], abs=1e-5)
@@ -265,37 +272,37 @@ def test_the_loss_is_that_of_one_sequence_after_the_other():
 @pytest.mark.parametrize(("max_grad_norm", "stage"), [(1e9, 0), (0.5, 0), (0.5, 1)])
 def test_a_gradient_step_is_that_of_torch_and_the_target_follows(max_grad_norm, stage):
     """AdamW and its clipping, three times over, of what a stage trains."""
-    algorithm = make(max_grad_norm=max_grad_norm, weight_decay=0.1, learning_rate=0.01, tau=0.3)
-    algorithm.use_stage(stage)
+    learner = make(max_grad_norm=max_grad_norm, weight_decay=0.1, learning_rate=0.01, tau=0.3)
+    learner.use_stage(stage)
     histories = histories_of()
-    twin, target = copy.deepcopy(algorithm.model), copy.deepcopy(algorithm.target_model)
+    twin, target = copy.deepcopy(learner.model), copy.deepcopy(learner.target_model)
     optimizer = torch.optim.AdamW(twin.trainable_parameters(), lr=0.01, weight_decay=0.1, eps=1e-8)
     for _ in range(3):
-        batches, _ = drawn_batches(algorithm, histories)
-        tensors = {task: algorithm.to_tensors(batch) for task, batch in batches.items()}
-        before, algorithm.model = algorithm.model, twin  # the loss itself has been checked above
+        batches, _ = drawn_batches(learner, histories)
+        tensors = {task: to_tensors(batch, learner.device) for task, batch in batches.items()}
+        before, learner.model = learner.model, twin  # the loss itself has been checked above
         optimizer.zero_grad()
-        losses = [loss_of(algorithm, task, batch) for task, batch in tensors.items()]
-        algorithm.model = before
+        losses = [loss_of(learner, task, batch) for task, batch in tensors.items()]
+        learner.model = before
         (sum(losses) / 2).backward()
         torch.nn.utils.clip_grad_norm_(twin.trainable_parameters(), max_grad_norm)
         optimizer.step()
-        algorithm.update(tensors)
-        algorithm.move_target()
+        learner.update(tensors)
+        soft_update(learner.target_model, learner.model, learner.hp.tau)
         with torch.no_grad():
             for old, new in zip(target.parameters(), twin.parameters(), strict=True):
                 old.mul_(0.7).add_(new, alpha=0.3)
     # A key's bias is no matter to a softmax: its gradient is rounding, which Adam makes into steps.
     felt = {id(p): optimizer.state[p]["exp_avg_sq"].sqrt() > 1e-6 for p in optimizer.state}
     known = [felt.get(id(p), torch.ones_like(p, dtype=torch.bool)) for p in twin.parameters()]
-    assert sum(int(where.sum()) for where in known) > 0.9 * algorithm.num_parameters
-    assert_near(algorithm.model, twin, known)
-    assert_near(algorithm.target_model, target, known)
+    assert sum(int(where.sum()) for where in known) > 0.9 * learner.num_parameters
+    assert_near(learner.model, twin, known)
+    assert_near(learner.target_model, target, known)
 
 
-def loss_of(algorithm, task, batch):
-    losses, _ = algorithm.losses(task, batch)
-    return (batch["weight"] * sum(algorithm.coefficients()[name] * value for name, value in losses.items())).mean()
+def loss_of(learner, task, batch):
+    losses, _ = learner.losses(task, batch)
+    return (batch["weight"] * sum(learner.coefficients()[name] * value for name, value in losses.items())).mean()
 
 
 def assert_near(model, twin, known):
@@ -304,17 +311,17 @@ def assert_near(model, twin, known):
 
 
 def test_priorities_are_the_errors_of_the_values():
-    algorithm, histories = make(priority_exponent=1.0, batch_size=400), histories_of()
+    learner, histories = make(priority_exponent=1.0, batch_size=400), histories_of()
     kept = {}
-    original = algorithm.update
+    original = learner.update
 
     def update(batches):
         report, errors = original(batches)
         kept.update({task: (batches[task], error) for task, error in errors.items()})
         return report, errors
 
-    algorithm.update = update
-    algorithm.one_step([history.replay for history in histories])
+    learner.update = update
+    learner.one_step([history.replay for history in histories])
     for task, history in enumerate(histories):
         batch, error = kept[task]
         priorities = history.replay.priorities.priority
@@ -325,12 +332,17 @@ def test_priorities_are_the_errors_of_the_values():
         assert max(apart.min(0).max(), apart.min(1).max()) < 1e-5
 
 
-def roots_at(algorithm, history, places, model):
+def inputs_at(learner, replay, place):
+    """What a search takes from the places of a replay."""
+    return {"obs": replay.observations(place), **learner.history_at(replay, place)}
+
+
+def roots_at(learner, history, places, model):
     """What a model says of the roots at places, one at a time, from the lists: (policies, values)."""
     policies, values = [], []
     for place in places:
         episode, t = history.find(place)
-        obs, actions = steps_before(algorithm, episode, t)
+        obs, actions = steps_before(learner, episode, t)
         seen = torch.from_numpy(np.stack([*obs, episode["obs"][t]]))[None]
         with torch.no_grad():
             said = model.unroll(1, seen, torch.tensor(actions, dtype=torch.int64)[None])
@@ -342,47 +354,46 @@ def roots_at(algorithm, history, places, model):
 @pytest.mark.parametrize("context", [1, 2, 4])
 def test_roots_bootstraps_and_training_positions_agree(context):
     """Each sees the same steps before the same observation, wherever in its episode."""
-    algorithm, history = make(context=context), History(TASKS[1], seed=3)
+    learner, history = make(context=context), History(TASKS[1], seed=3)
     place = np.flatnonzero(history.replay.valid)
-    player, found = algorithm.players[1], {}
+    found = {}
     assert {history.find(p)[1] for p in place} >= set(range(5))
-    values = player.values_now(history.replay, place[:12].reshape(4, 3))
-    np.testing.assert_allclose(
-        values.reshape(-1), roots_at(algorithm, history, place[:12], algorithm.target_model)[1], atol=1e-5
-    )
-    inputs = player.inputs_at(history.replay, place)
-    for planner, model in ((player.planner, algorithm.model), (player.target_planner, algorithm.target_model)):
-        root = planner.look(**inputs, num_simulations=1, rng=algorithm.rng)
-        policies, found[planner] = roots_at(algorithm, history, place, model)
+    values = learner.target_values(1, history.replay, place[:12])
+    np.testing.assert_allclose(values, roots_at(learner, history, place[:12], learner.target_model)[1], atol=1e-5)
+    ours, targets = learner.actor.for_task(1).planner, learner.target_planners[1]
+    inputs = inputs_at(learner, history.replay, place)
+    for planner, model in ((ours, learner.model), (targets, learner.target_model)):
+        root = planner.evaluate_root(**inputs, num_simulations=1, rng=learner.rng)
+        policies, found[planner] = roots_at(learner, history, place, model)
         np.testing.assert_allclose(root.logits, policies, atol=1e-5)
         np.testing.assert_allclose(root.value, found[planner], atol=1e-5)
-    batch = algorithm.to_tensors(player.targets(history.replay, place))
+    batch = to_tensors(learner.targets(1, history.replay, place), learner.device)
     with torch.no_grad():
-        said = algorithm.model.unroll(1, batch["obs"], batch["action"], batch.get("history"))
-    first = algorithm.model.value_support.to_scalar(said.value[:, 0]).numpy()
-    np.testing.assert_allclose(first, found[player.planner], atol=1e-5)
-    assert np.abs(found[player.planner] - found[player.target_planner]).min() > 1e-4
+        said = learner.model.unroll(1, batch["obs"], batch["action"], batch.get("history"))
+    first = learner.model.value_support.to_scalar(said.value[:, 0]).numpy()
+    np.testing.assert_allclose(first, found[ours], atol=1e-5)
+    assert np.abs(found[ours] - found[targets]).min() > 1e-4
 
 
 def test_reanalysed_policies_are_those_of_the_target_network():
-    algorithm = make(reanalyse_ratio=1.0, num_simulations=12, root_exploration_fraction=0.0)
+    learner = make(reanalyse_ratio=1.0, num_simulations=12, root_exploration_fraction=0.0)
     history = History(TASKS[1], seed=3)
-    player, index = algorithm.players[1], np.flatnonzero(history.replay.valid)
-    batch = player.targets(history.replay, index)
+    index = np.flatnonzero(history.replay.valid)
+    batch = learner.targets(1, history.replay, index)
     known = batch["policy_mask"].astype(bool)
-    place = history.replay.sequences(index, algorithm.hp.unroll_steps + 1)["place"][known]
+    place = history.replay.sequences(index, learner.hp.unroll_steps + 1)["place"][known]
     policies = []
     for model, remembers in (
-        (algorithm.target_model, True),
-        (algorithm.model, True),
-        (algorithm.target_model, False),
+        (learner.target_model, True),
+        (learner.model, True),
+        (learner.target_model, False),
     ):
         planner = Planner(model.for_task(1), TASKS[1], num_candidates=0)
         numbers = {"temperature": 0.0, "num_simulations": 12, "rng": np.random.default_rng(0)}
-        inputs = player.inputs_at(history.replay, place)
+        inputs = inputs_at(learner, history.replay, place)
         if not remembers:
             del inputs["history"]
-        policies.append(MuZero.plan(player, **inputs, planner=planner, **numbers).policy)
+        policies.append(plan_by_visits(planner, hp=learner.hp, **inputs, **numbers).policy)
     alike = [(batch["policy"][known] == policy).all(1).mean() for policy in policies]
     assert alike[0] > 0.98  # rounding may turn a choice between equals
     assert alike[1] < 0.9
@@ -401,18 +412,18 @@ def steps_of_play(spaces, num_envs, count, seed=0):
 @pytest.mark.parametrize("context", [2, 4])
 def test_acting_step_by_step_is_planning_from_the_whole_history(context):
     """Environments that begin an episode forget, each alone; and what is remembered is seen by the weights of now."""
-    algorithm = make(context=context)
+    learner = make(context=context)
     obs, begins = steps_of_play(TASKS[1], 3, 12)
-    memory, episodes = None, [([], []) for _ in range(3)]
+    memory, episodes = {}, [([], []) for _ in range(3)]
     for now, first in zip(obs, begins, strict=True):
-        stir(algorithm.model)
-        algorithm.players[1].refresh()
-        if memory is not None and first.any():
+        stir(learner.model)
+        refresh(learner)
+        if memory and first.any():
             memory = reset_rows(memory, first)
         for env in np.flatnonzero(first):
             episodes[env] = ([], [])
         before = copy.deepcopy(memory)
-        decision = algorithm.act(now, memory, explore=False, rng=np.random.default_rng(0), task=1)
+        decision = learner.actor.for_task(1).act(now, memory, explore=False, rng=np.random.default_rng(0))
         assert str(memory) == str(before)  # the caller's stays
         memory = decision.memory
         for env, (seen, played) in enumerate(episodes):
@@ -423,7 +434,7 @@ def test_acting_step_by_step_is_planning_from_the_whole_history(context):
                 history = {"obs": np.stack(seen[last])[None], "action": np.array([played[last]])}
                 history |= {"length": np.array([count])}
             numbers = {"temperature": 0.0, "num_simulations": 4, "rng": np.random.default_rng(0)}
-            alone = algorithm.plan(now[env : env + 1], task=1, history=history, **numbers)
+            alone = learner.actor.for_task(1).plan(now[env : env + 1], history=history, **numbers)
             np.testing.assert_allclose(decision.extras["root_value"][env], alone.value[0], atol=1e-5)
             np.testing.assert_array_equal(decision.extras["policy"][env], alone.policy[0])
             seen.append(now[env])
@@ -431,14 +442,14 @@ def test_acting_step_by_step_is_planning_from_the_whole_history(context):
 
 
 def test_the_same_observation_after_other_steps_is_another_plan():
-    algorithm, rng = make(num_simulations=12), np.random.default_rng(0)
-    now, memories = rng.standard_normal((60, 2)).astype(np.float32), [None, None]
+    learner, rng = make(num_simulations=12), np.random.default_rng(0)
+    now, memories = rng.standard_normal((60, 2)).astype(np.float32), [{}, {}]
     for _ in range(2):
         for i, memory in enumerate(memories):
             earlier = 3 * rng.standard_normal((60, 2)).astype(np.float32)
-            memories[i] = algorithm.act(earlier, memory, explore=False, rng=rng, task=1).memory
+            memories[i] = learner.actor.for_task(1).act(earlier, memory, explore=False, rng=rng).memory
     one, other, fresh = (
-        algorithm.act(now, memory, explore=False, rng=rng, task=1).extras for memory in (*memories, None)
+        learner.actor.for_task(1).act(now, memory, explore=False, rng=rng).extras for memory in (*memories, {})
     )
     for plan in (other, fresh):
         assert np.abs(one["root_value"] - plan["root_value"]).min() > 1e-5
@@ -446,10 +457,10 @@ def test_the_same_observation_after_other_steps_is_another_plan():
 
 
 def test_memory_of_other_environments_is_an_error():
-    algorithm = make()
-    memory = algorithm.act(np.zeros((2, 2), np.float32), None, explore=False, rng=algorithm.rng, task=1).memory
+    learner = make()
+    memory = learner.actor.for_task(1).act(np.zeros((2, 2), np.float32), {}, explore=False, rng=learner.rng).memory
     with pytest.raises(InputError, match=r"3 observations, but the memory is that of 2 environments.*reset"):
-        algorithm.act(np.zeros((3, 2), np.float32), memory, explore=False, rng=algorithm.rng, task=1)
+        learner.actor.for_task(1).act(np.zeros((3, 2), np.float32), memory, explore=False, rng=learner.rng)
 
 
 @pytest.mark.parametrize(
@@ -472,58 +483,54 @@ def test_memory_of_other_environments_is_an_error():
 )
 def test_when_a_stage_is_over(stage, since, solved, before, adapters, over):
     tasks = [TASKS[0]] * 6
-    algorithm = ScaleZero.build(
-        tasks,
-        ScaleZeroHyperparameters(**{**SMALL, "num_adapters": adapters, "base_stage_steps": 100, "stage_steps": 150}),
-        rng=np.random.default_rng(0),
-        device=torch.device("cpu"),
-    )
-    algorithm.stage, algorithm.solved, algorithm.solved_before = stage, list(range(solved)), before
-    algorithm.gradient_steps, algorithm.stage_began = 1000 + since, 1000
-    assert algorithm.stage_is_over() is over
+    stages = {"num_adapters": adapters, "base_stage_steps": 100, "stage_steps": 150}
+    learner = build("scalezero", tasks, ScaleZeroHyperparameters(**{**SMALL, **stages}))
+    learner.stage, learner.solved, learner.solved_before = stage, list(range(solved)), before
+    learner.gradient_steps, learner.stage_began = 1000 + since, 1000
+    assert learner.stage_is_over() is over
 
 
 def test_a_new_stage_changes_no_answer_and_then_trains_its_adapter_alone():
-    algorithm, histories = make(base_stage_steps=2, stage_steps=2, reanalyse_ratio=1.0), histories_of()
-    for model in (algorithm.model, algorithm.target_model):
+    learner, histories = make(base_stage_steps=2, stage_steps=2, reanalyse_ratio=1.0), histories_of()
+    for model in (learner.model, learner.target_model):
         for name, parameter in model.named_parameters():
             if name.rpartition(".")[2] in ("up1", "up2", "scale_logit"):
                 torch.nn.init.zeros_(parameter)  # as they begin
     replays = [history.replay for history in histories]
     for step in range(2):
-        assert float(algorithm.one_step(replays)["stage"]) == 0
-        algorithm.gradient_steps = step + 1
-    assert algorithm.stage_is_over()
+        assert float(learner.one_step(replays)["stage"]) == 0
+        learner.gradient_steps = step + 1
+    assert learner.stage_is_over()
     obs = replays[0].observations(np.flatnonzero(replays[0].valid)[:4])
     numbers = {"temperature": 0.0, "num_simulations": 9, "rng": np.random.default_rng(0)}
-    before = algorithm.plan(obs, task=0, **numbers)
-    weights = copy.deepcopy(algorithm.model.state_dict())
-    algorithm.next_stage()
-    after = algorithm.plan(obs, task=0, **numbers)
+    before = learner.actor.for_task(0).plan(obs, **numbers)
+    weights = copy.deepcopy(learner.model.state_dict())
+    learner.next_stage()
+    after = learner.actor.for_task(0).plan(obs, **numbers)
     np.testing.assert_allclose(after.value, before.value, atol=1e-6)
     assert np.array_equal(after.visits, before.visits)
-    assert int(algorithm.model.stage) == int(algorithm.target_model.stage) == algorithm.stage == 1
-    assert not any(parameter.requires_grad for parameter in algorithm.target_model.parameters())
-    assert float(algorithm.one_step(replays)["stage"]) == 1
-    changed = {name for name, value in algorithm.model.state_dict().items() if not torch.equal(value, weights[name])}
+    assert int(learner.model.stage) == int(learner.target_model.stage) == learner.stage == 1
+    assert not any(parameter.requires_grad for parameter in learner.target_model.parameters())
+    assert float(learner.one_step(replays)["stage"]) == 1
+    changed = {name for name, value in learner.model.state_dict().items() if not torch.equal(value, weights[name])}
     inside = {name for name in changed if name.startswith("transformer")}
     # The scale of a frozen weight learns at once, A only when its B is no longer zero.
     assert {name.rpartition(".")[2] for name in inside} <= {"down1", "up1", "scale_logit"}
     assert {name.rpartition(".")[2] for name in inside} >= {"up1", "scale_logit"}
     assert {name.split(".")[0] for name in changed} == {"transformer", "encoders", "heads", "task_embedding", "stage"}
-    assert (algorithm.stage_began, algorithm.solved_before) == (2, 0)
-    assert algorithm.plan(obs, task=0, **numbers).value.tolist() != after.value.tolist()
+    assert (learner.stage_began, learner.solved_before) == (2, 0)
+    assert learner.actor.for_task(0).plan(obs, **numbers).value.tolist() != after.value.tolist()
 
 
 def test_dropout_is_drawn_anew_each_time_and_decided_by_the_seed():
     histories, found = histories_of(), []
     for torch_seed in (1, 2):
-        algorithm = make(adapter_dropout=0.5, learning_rate=0.0)
-        algorithm.use_stage(1)
-        batches = {0: algorithm.to_tensors(drawn_batches(algorithm, histories)[0][0])}
+        learner = make(adapter_dropout=0.5, learning_rate=0.0)
+        learner.use_stage(1)
+        batches = {0: to_tensors(drawn_batches(learner, histories)[0][0], learner.device)}
         torch.manual_seed(torch_seed)
         before = torch.random.get_rng_state()
-        found.append([float(algorithm.update(batches)[0]["loss"]) for _ in range(3)])
+        found.append([float(learner.update(batches)[0]["loss"]) for _ in range(3)])
         assert torch.equal(torch.random.get_rng_state(), before)
     assert found[0] == found[1]
     assert len(set(found[0])) == 3
@@ -531,32 +538,32 @@ def test_dropout_is_drawn_anew_each_time_and_decided_by_the_seed():
 
 def test_what_a_solved_task_alone_uses_stays_as_it_is():
     target_returns = {"Left-v0": 10.0, "Right-v0": 20.0}
-    algorithm, histories = make(target_returns=target_returns, weight_decay=0.1), histories_of()
+    learner, histories = make(target_returns=target_returns, weight_decay=0.1), histories_of()
     replays = [history.replay for history in histories]
     for _ in range(3):
-        algorithm.one_step(replays)
-    algorithm.note_scores({0: 10.0, 1: 19.9})
-    assert [algorithm.active(task) for task in (0, 1)] == [False, True]
-    before = copy.deepcopy(algorithm.model.state_dict())
+        learner.one_step(replays)
+    learner.note_scores({0: 10.0, 1: 19.9})
+    assert [learner.active(task) for task in (0, 1)] == [False, True]
+    before = copy.deepcopy(learner.model.state_dict())
     for _ in range(3):
-        report = algorithm.one_step(replays)
+        report = learner.one_step(replays)
     assert float(report["active_tasks"]) == 1
     assert "loss/Left-v0" not in report
-    after = algorithm.model.state_dict()
+    after = learner.model.state_dict()
     for name in (name for name in after if name.startswith(("encoders.0", "heads.0"))):
         assert torch.equal(after[name], before[name]), name
     assert torch.equal(after["task_embedding"][0], before["task_embedding"][0])
     assert not torch.equal(after["task_embedding"][1], before["task_embedding"][1])
     for name in ("heads.1.policy.0.weight", "encoders.1.network.0.weight", "transformer.norm.weight"):
         assert not torch.equal(after[name], before[name])
-    algorithm.note_scores({0: -100.0, 1: 20.0})  # a task that was solved stays so
-    assert algorithm.solved == [0, 1]
+    learner.note_scores({0: -100.0, 1: 20.0})  # a task that was solved stays so
+    assert learner.solved == [0, 1]
 
 
 def test_without_target_returns_no_task_is_ever_solved():
-    algorithm = make()
-    algorithm.note_scores({0: 1e9, 1: 1e9})
-    assert algorithm.solved == []
+    learner = make()
+    learner.note_scores({0: 1e9, 1: 1e9})
+    assert learner.solved == []
 
 
 @pytest.mark.parametrize(
@@ -569,9 +576,9 @@ def test_without_target_returns_no_task_is_ever_solved():
     ],
 )
 def test_tasks_weigh_by_the_rank_of_their_returns(exponent, scores, expected):
-    algorithm = make([TASKS[0]] * 2 + [TASKS[1]] * 2, rank_exponent=exponent)
-    algorithm.scores = [scores[0], 99.0, *scores[1:]]
-    assert algorithm.task_weights([0, 2, 3]) == pytest.approx(dict(zip((0, 2, 3), expected, strict=True)))
+    learner = make([TASKS[0]] * 2 + [TASKS[1]] * 2, rank_exponent=exponent)
+    learner.scores = [scores[0], 99.0, *scores[1:]]
+    assert learner.task_weights([0, 2, 3]) == pytest.approx(dict(zip((0, 2, 3), expected, strict=True)))
 
 
 def test_returns_of_no_task_are_an_error():
@@ -579,19 +586,22 @@ def test_returns_of_no_task_are_an_error():
         make(target_returns={"Lift-v0": 3.0})
 
 
+def state_of(learner):
+    return learner.actor.state_dict() | learner.state_dict()
+
+
 def test_planning_takes_its_numbers_from_the_call_and_changes_nothing():
-    algorithm, history = make(), History(TASKS[1], seed=0)
+    learner, history = make(), History(TASKS[1], seed=0)
     obs = history.replay.observations(np.arange(5))
-    before, hp = copy.deepcopy(algorithm.state_dict()), algorithm.hp
+    before, hp = copy.deepcopy(state_of(learner)), learner.hp
+    actor = learner.actor.for_task(1)
     visits = [
-        algorithm.plan(obs, task=1, temperature=1.0, num_simulations=n, rng=np.random.default_rng(0)).visits.sum(1)
-        for n in (3, 11)
+        actor.plan(obs, temperature=1.0, num_simulations=n, rng=np.random.default_rng(0)).visits.sum(1) for n in (3, 11)
     ]
     assert [set(v.tolist()) for v in visits] == [{3}, {11}]
     plans = [
-        algorithm.plan(
+        actor.plan(
             obs,
-            task=1,
             temperature=0.0,
             num_simulations=16,
             root_exploration_fraction=fraction,
@@ -601,19 +611,20 @@ def test_planning_takes_its_numbers_from_the_call_and_changes_nothing():
     ]
     assert np.array_equal(plans[0], plans[1])
     assert not np.array_equal(plans[2], plans[3])
-    assert algorithm.hp is hp
-    assert str(before) == str(algorithm.state_dict())
+    assert learner.hp is hp
+    assert actor.hp is hp
+    assert str(before) == str(state_of(learner))
 
 
 def test_evaluation_searches_as_its_settings_say():
-    algorithm = make(eval_num_simulations=9, eval_temperature=0.0, num_simulations=3)
+    learner = make(eval_num_simulations=9, eval_temperature=0.0, num_simulations=3)
     seen = []
-    player = algorithm.players[1]
-    original = player.plan
-    player.plan = lambda obs, **numbers: seen.append(numbers) or original(obs, **numbers)
+    actor = learner.actor.for_task(1)
+    original = actor.plan
+    actor.plan = lambda obs, **numbers: seen.append(numbers) or original(obs, **numbers)
     obs = np.zeros((4, 2), np.float32)
     for explore in (True, False):
-        decision = algorithm.act(obs, {}, explore=explore, rng=np.random.default_rng(0), task=1)
+        decision = actor.act(obs, {}, explore=explore, rng=np.random.default_rng(0))
         assert decision.extras["policy"].shape == (4, 3)
         assert decision.extras["root_value"].shape == (4,)
     names = ("temperature", "num_simulations", "root_exploration_fraction")

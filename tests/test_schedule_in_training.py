@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 
 from conftest import TINY
 from rl_training import ALGORITHMS, resume_training, train
 from rl_training.algorithms.optim import Adam, RMSprop
 from rl_training.runtime import run as run_module
-from rl_training.runtime import workflows
 
 
 def iteration(algo):
@@ -19,7 +16,7 @@ def iteration(algo):
 
 
 def spy(log):
-    return lambda run: log.append((run.step, run.algorithm.hp.learning_rate, run.algorithm.gamma))
+    return lambda run: log.append((run.step, run.learner.hp.learning_rate, run.learner.gamma))
 
 
 def expected(step, horizon):
@@ -65,31 +62,26 @@ def test_every_gradient_step_has_the_learning_rate_of_its_step(algo, tiny_config
 def test_an_update_reads_the_discount_of_its_step(algo, tiny_config, monkeypatch):
     """On entry to `update` or `learn`: the value that targets are made with."""
     used, seen = [], []
-    build = workflows.ALGORITHMS[algo].recipe.build
+    build = run_module.build_actor_and_learner
 
-    def spied(*args, **options):
-        algorithm = build(*args, **options)
+    def spied(*args):
+        actor, learner = build(*args)
         name = "update" if "num_steps" in TINY[algo] else "learn"
-        original = getattr(algorithm, name)
+        original = getattr(learner, name)
 
         def update(data):
-            used.append(algorithm.hp.gamma)
+            used.append(learner.hp.gamma)
             return original(data)
 
-        setattr(algorithm, name, update)
-        return algorithm
+        setattr(learner, name, update)
+        return actor, learner
 
-    monkeypatch.setattr(run_module, "build_algorithm", with_build(run_module.build_algorithm, spied))
+    monkeypatch.setattr(run_module, "build_actor_and_learner", spied)
     note = lambda run: seen.append((run.step, used.pop()))  # noqa: E731
     train(tiny_config(algo, {"total_timesteps": 128}, **KWARGS), callbacks=[note], progress="silent")
     assert used == []
     assert len(seen) == 128 // iteration(algo)
     assert seen == [(step, pytest.approx(expected(step, 128)[2], rel=1e-9)) for step, _ in seen]
-
-
-def with_build(build_algorithm, build):
-    """`build_algorithm` with another way to build."""
-    return lambda config, recipe, *rest: build_algorithm(config, dataclasses.replace(recipe, build=build), *rest)
 
 
 @pytest.mark.parametrize("algo", sorted(ALGORITHMS))
@@ -109,6 +101,6 @@ def test_the_reward_normaliser_shares_the_scheduled_gamma(tiny_config):
     seen = []
     config = {"env_kwargs": {"wrappers": {"normalize_reward": True}}}
     kwargs = {"gamma": {"kind": "linear", "start": 0.9, "end": 0.5}}
-    note = lambda run: seen.append(run.runner.normalizer.gamma - run.algorithm.hp.gamma)  # noqa: E731
+    note = lambda run: seen.append(run.source.normalizers[0].gamma - run.learner.hp.gamma)  # noqa: E731
     train(tiny_config("ppo", config, **kwargs), callbacks=[note], progress="silent")
     assert seen == [0.0] * len(seen)

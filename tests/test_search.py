@@ -18,7 +18,8 @@ from numba.core.event import install_recorder
 from naive_search import VARIANTS, Found, Leaf, Trees, World, halving_plan, naive_search
 from rl_training.ops import search as search_module
 from rl_training.ops import tree as tree_module
-from rl_training.ops.search import Knobs, Rules, Search, SearchResult, considered_visits, gumbel_outcome
+from rl_training.ops.search import Rules, Search, SearchResult, considered_visits, gumbel_outcome
+from rl_training.ops.tree import SearchConstants
 from rl_training.types import Array
 
 NAMES = list(VARIANTS)
@@ -70,7 +71,7 @@ class Case:
     ) -> None:
         rng = np.random.default_rng([NAMES.index(name), num_actions, num_simulations, seed, setting])
         self.name, self.num_simulations = name, num_simulations
-        self.knobs = random_knobs(rng, name, known=setting % 2 == 1)
+        self.constants = random_constants(rng, name, known=setting % 2 == 1)
         self.worlds: list[World] = []
         self.found: list[Found] = []
         legal, gumbel = [], []
@@ -82,7 +83,7 @@ class Case:
                 name,
                 world,
                 num_simulations=num_simulations,
-                knobs=self.knobs,
+                constants=self.constants,
                 legal=mask if masked else None,
                 gumbel=noise if is_gumbel(name) else None,
             )
@@ -99,7 +100,7 @@ class Case:
             "num_simulations": self.num_simulations,
             "legal": self.legal if self.masked else None,
             "gumbel": self.gumbel if is_gumbel(self.name) else None,
-            "knobs": self.knobs,
+            "constants": self.constants,
         }
 
     def run(self, search: Search | None = None) -> SearchResult:
@@ -122,13 +123,14 @@ class Case:
 
     def check_outcome(self, result: SearchResult) -> None:
         logits = Trees(self.worlds).root.logits
-        action, target = gumbel_outcome(result, logits, self.legal if self.masked else None, self.gumbel, self.knobs)
+        legal = self.legal if self.masked else None
+        action, target = gumbel_outcome(result, logits, legal, self.gumbel, self.constants)
         np.testing.assert_array_equal(action, [found.action for found in self.found])
         np.testing.assert_allclose(target, [found.target for found in self.found], rtol=0, atol=1e-3)
 
 
-def random_knobs(rng: np.random.Generator, name: str, *, known: bool) -> Knobs:
-    knobs = Knobs(
+def random_constants(rng: np.random.Generator, name: str, *, known: bool) -> SearchConstants:
+    constants = SearchConstants(
         pb_c_init=rng.uniform(0.5, 2.5),
         pb_c_base=float(rng.choice([19652.0, 100.0])),
         c_visit=float(rng.choice([50.0, 10.0])),
@@ -136,7 +138,7 @@ def random_knobs(rng: np.random.Generator, name: str, *, known: bool) -> Knobs:
         max_considered=int(rng.choice([1, 2, 3, 4, 7, 16])),
         floor=float(rng.choice([0.01, 0.3])),
     )
-    return knobs._replace(low=-1.0, high=1.0) if known else knobs
+    return constants._replace(low=-1.0, high=1.0) if known else constants
 
 
 def told_by(leaf: Callable[[tuple[int, ...]], Leaf]) -> World:
@@ -149,18 +151,20 @@ def bandit(rewards: list[float], logits: list[float] | None = None) -> World:
     return told_by(lambda path: Leaf(prior, 0.0, rewards[path[0]] if len(path) == 1 else 0.0))
 
 
-def plan(name: str, world: World, num_simulations: int, knobs: Knobs | None = None, **options: Any) -> SearchResult:
+def plan(
+    name: str, world: World, num_simulations: int, constants: SearchConstants | None = None, **options: Any
+) -> SearchResult:
     trees = Trees([world])
     if is_gumbel(name):
         options = {"gumbel": np.zeros((1, len(world.root.logits)), np.float32), **options}
     search = Search(len(world.root.logits))
     return search(
-        rules(name), trees, trees.root, num_simulations=num_simulations, knobs=knobs or usual(name), **options
+        rules(name), trees, trees.root, num_simulations=num_simulations, constants=constants or usual(name), **options
     )
 
 
-def usual(name: str) -> Knobs:
-    return Knobs(c_scale=1.0 if name == "GUMBEL_RAW" else 0.1)
+def usual(name: str) -> SearchConstants:
+    return SearchConstants(c_scale=1.0 if name == "GUMBEL_RAW" else 0.1)
 
 
 def played(name: str, world: World, result: SearchResult) -> int:
@@ -253,13 +257,13 @@ def test_the_first_of_equals_is_taken_at_the_root_and_below(name):
 
 def test_the_root_of_puct_is_as_the_formula_says():
     """Two arms of Q 0 and 1 under tree-wide bounds: taken in the order that the scores give, step by step."""
-    logits, knobs = np.log([0.7, 0.3]), Knobs()
+    logits, (c1, c2, *_) = np.log([0.7, 0.3]), SearchConstants()
     visits = [0, 0]
     for n in range(1, 60):
         seen = [float(a) for a in (0, 1) if visits[a]]
         span = len(seen) > 1
         total = sum(visits) + 1
-        rate = math.sqrt(total) * (knobs.pb_c_init + math.log((total + knobs.pb_c_base + 1) / knobs.pb_c_base))
+        rate = math.sqrt(total) * (c1 + math.log((total + c2 + 1) / c2))
         q = [0.0, 1.0 if visits[1] else 0.0]  # before the bounds are apart, Q itself: the same here
         assert span or q[0] == 0.0
         scores = [q[a] + p * rate / (1 + visits[a]) for a, p in enumerate([0.7, 0.3])]
@@ -289,8 +293,8 @@ def test_mate_in_one_is_found(name, known):
         return Leaf(np.float32([1.0, 0.5, 0.0, 0.0]), 0.0, float(mates), 0.0 if mates else -1.0)
 
     world = told_by(leaf)
-    knobs = usual(name)._replace(low=-1.0, high=1.0) if known else usual(name)
-    result = plan(name, world, 32, knobs)
+    constants = usual(name)._replace(low=-1.0, high=1.0) if known else usual(name)
+    result = plan(name, world, 32, constants)
     assert played(name, world, result) == 2
     assert result.q[0, 2] == 1.0
     assert (result.q[0, [0, 1, 3]] <= 0).all()  # there, the other side mates
@@ -354,10 +358,10 @@ def test_what_is_illegal_is_never_done_at_the_root_and_may_be_done_below(name, n
         taken.append((int(parent[0]), int(action[0])))
         return trees(node, parent, action)
 
-    options = {"gumbel": np.float32([[50.0, 0.0, 50.0, 0.1, 50.0]])} if is_gumbel(name) else {}
-    result = Search(5)(
-        rules(name), evaluate, trees.root, num_simulations=num_simulations, legal=legal, knobs=usual(name), **options
-    )
+    options: dict[str, Any] = {"num_simulations": num_simulations, "legal": legal, "constants": usual(name)}
+    if is_gumbel(name):
+        options["gumbel"] = np.float32([[50.0, 0.0, 50.0, 0.1, 50.0]])
+    result = Search(5)(rules(name), evaluate, trees.root, **options)
     assert result.visits[0][~legal[0]].tolist() == [0, 0, 0]
     assert result.visits.sum() == num_simulations
     assert {action for parent, action in taken if parent == 0} <= {1, 3}
@@ -442,7 +446,7 @@ def test_trees_may_take_turns(name, edges):
         )
 
     root = Trees(case.worlds).root
-    result = Search(6)(rules(name), search_module.Turns(edges, ask, answer), root, **case.options)
+    result = Search(6)(rules(name), search_module.PartialEvaluate(edges, ask, answer), root, **case.options)
     for one, all_ in zip(result[:4], case.run()[:4], strict=True):
         np.testing.assert_array_equal(one, all_)
     assert not asked
@@ -464,7 +468,7 @@ def test_what_is_given_is_not_changed(name):
     given = [*root, case.legal, case.gumbel]
     before = [x.copy() for x in given]
     result = Search(6)(rules(name), evaluate, root, **options)
-    gumbel_outcome(result, root.logits, case.legal, case.gumbel, case.knobs)
+    gumbel_outcome(result, root.logits, case.legal, case.gumbel, case.constants)
     for evaluation, copies in [(given, before), *told]:
         for x, copy in zip(evaluation, copies, strict=True):
             np.testing.assert_array_equal(x, copy)
@@ -572,7 +576,7 @@ def test_gumbel_considers_the_best_by_noise_and_logits(max_considered):
         "GUMBEL",
         bandit([0.0] * 10, logits.tolist()),
         16,
-        Knobs(c_scale=0.0, max_considered=max_considered),
+        SearchConstants(c_scale=0.0, max_considered=max_considered),
         gumbel=noise,
         legal=legal,
     )
@@ -584,9 +588,9 @@ def test_gumbel_considers_the_best_by_noise_and_logits(max_considered):
 
 def test_gumbel_rescales_by_the_node_by_the_tree_or_not_at_all():
     """Rewards 1, 2 and 3 under bounds 0 to 10: a third each, a tenth each, or themselves."""
-    knobs = Knobs(c_scale=0.1, low=0.0, high=10.0)
+    constants = SearchConstants(c_scale=0.1, low=0.0, high=10.0)
     transformed = {
-        name: plan(name, bandit([1.0, 2.0, 3.0]), 12, knobs).transformed[0]
+        name: plan(name, bandit([1.0, 2.0, 3.0]), 12, constants).transformed[0]
         for name in ("GUMBEL", "GUMBEL_TREE", "GUMBEL_RAW")
     }
     np.testing.assert_allclose(transformed["GUMBEL"], [0, 0.5, 1], atol=1e-6)
@@ -597,7 +601,7 @@ def test_gumbel_rescales_by_the_node_by_the_tree_or_not_at_all():
 @pytest.mark.parametrize("name", ["GUMBEL_TREE", "EFFICIENTZERO"])
 def test_a_small_range_is_not_blown_up_beyond_the_floor(name):
     """Of a hundredth, unless another is given."""
-    result = plan(name, bandit([0.001, 0.002, 0.003]), 30, Knobs(c_scale=0.1))
+    result = plan(name, bandit([0.001, 0.002, 0.003]), 30, SearchConstants(c_scale=0.1))
     np.testing.assert_allclose(result.transformed[0], [0.1, 0.2, 0.3], atol=1e-5)  # the smallest Q is 0, further down
 
 
@@ -627,7 +631,7 @@ def test_a_mixed_value_beyond_the_tree_is_taken_for_its_bound(value, expected):
     """One edge visited, so that v_mix = (v + 0.5) / 2, on a scale that begins at 0.5 and is a hundredth wide."""
     world = bandit([0.5, 0.6, 0.7], [3.0, 0.0, 0.0])
     world = world._replace(root=world.root._replace(value=value))
-    result = plan("GUMBEL_TREE", world, 1, Knobs(c_scale=0.1, floor=0.01))
+    result = plan("GUMBEL_TREE", world, 1, SearchConstants(c_scale=0.1, floor=0.01))
     np.testing.assert_allclose(result.transformed[0], [0.0, expected, expected], atol=1e-4)
 
 
@@ -636,7 +640,7 @@ def test_what_was_not_visited_is_completed_by_the_mixed_value():
     prior, rewards = np.array([0.5, 0.3, 0.2]), [0.4, 0.8, 0.0]
     world = bandit(rewards, np.log(prior).tolist())
     world = world._replace(root=world.root._replace(value=1.0))
-    result = plan("GUMBEL_RAW", world, 2, Knobs(c_scale=0.0))
+    result = plan("GUMBEL_RAW", world, 2, SearchConstants(c_scale=0.0))
     mixed = (1.0 + 2 * (0.5 * 0.4 + 0.3 * 0.8) / 0.8) / 3
     assert result.visits.tolist() == [[1, 1, 0]]
     np.testing.assert_allclose(result.transformed[0], [0.4, 0.8, mixed], rtol=1e-6)
@@ -656,25 +660,25 @@ def test_the_outcome_of_gumbel_by_hand(noise, expected):
         depth=2,
     )
     logits, gumbel = np.float32([[0.0, -1.0, 5.0, 0.0]]), np.float32([[0.0, noise, 9.0, 99.0]])
-    legal, knobs = np.array([[True, True, True, False]]), Knobs(c_visit=7.0, c_scale=0.5)
-    action, target = gumbel_outcome(result, logits, legal, gumbel, knobs)
+    legal, constants = np.array([[True, True, True, False]]), SearchConstants(c_visit=7.0, c_scale=0.5)
+    action, target = gumbel_outcome(result, logits, legal, gumbel, constants)
     assert action.tolist() == [expected]
     weights = np.exp([0.5, 0.0, 9.5, -np.inf])
     np.testing.assert_allclose(target[0], weights / weights.sum(), rtol=1e-5)
 
 
 @njit
-def least_visited(tree, b, node, wanted, numbers, q, scratch):  # type: ignore[no-untyped-def]
+def least_visited(tree, b, node, wanted, constants, q, scratch):  # type: ignore[no-untyped-def]
     return tree.visits[b, node].argmin()
 
 
 @njit
-def last_edge(tree, b, node, wanted, numbers, q, scratch):  # type: ignore[no-untyped-def]
+def last_edge(tree, b, node, wanted, constants, q, scratch):  # type: ignore[no-untyped-def]
     return len(q) - 1
 
 
 @njit
-def quarter(tree, b, node, numbers, out):  # type: ignore[no-untyped-def]
+def quarter(tree, b, node, constants, out):  # type: ignore[no-untyped-def]
     out[:] = 0.25
 
 

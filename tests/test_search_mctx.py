@@ -13,16 +13,17 @@ import pytest
 
 import mctx_reference
 from mctx_reference import CASES, Table
-from rl_training.ops.search import GUMBEL, GUMBEL_RAW, MCTX_MUZERO, Knobs, gumbel_outcome
+from rl_training.ops.search import GUMBEL, GUMBEL_RAW, MCTX_MUZERO, gumbel_outcome
+from rl_training.ops.tree import SearchConstants
 from rl_training.types import Array
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("mctx") is None, reason="needs mctx: pip install -e '.[reference]'"
 )
 RULES = {
-    "gumbel": (GUMBEL, Knobs(c_scale=0.1, max_considered=5)),
-    "raw": (GUMBEL_RAW, Knobs(c_scale=1.0, c_visit=20.0)),
-    "puct": (MCTX_MUZERO, Knobs(pb_c_init=1.5, pb_c_base=300.0)),
+    "gumbel": (GUMBEL, SearchConstants(c_scale=0.1, max_considered=5)),
+    "raw": (GUMBEL_RAW, SearchConstants(c_scale=1.0, c_visit=20.0)),
+    "puct": (MCTX_MUZERO, SearchConstants(pb_c_init=1.5, pb_c_base=300.0)),
 }
 
 
@@ -43,15 +44,15 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Array]]:
 def test_the_search_is_that_of_mctx(number: int, answers: list[dict[str, Array]]) -> None:
     """With the noise that mctx drew."""
     policy, num_actions, num_simulations, masked, _, discount = CASES[number]
-    table, theirs, (rules, knobs) = Table(num_actions, discount), answers[number], RULES[policy]
+    table, theirs, (rules, constants) = Table(num_actions, discount), answers[number], RULES[policy]
     legal = table.legal if masked else None
     options: dict[str, Any] = {"gumbel": theirs["gumbel"]} if "gumbel" in theirs else {}
-    ours = table.search(rules, num_simulations, legal=legal, knobs=knobs, **options)
+    ours = table.search(rules, num_simulations, legal=legal, constants=constants, **options)
     np.testing.assert_array_equal(ours.visits, theirs["visits"])
     visited = ours.visits > 0
     np.testing.assert_allclose(ours.q[visited], theirs["q"][visited], atol=1e-5)
     np.testing.assert_allclose(ours.value, theirs["value"], atol=1e-5)
     if policy != "puct":
-        action, target = gumbel_outcome(ours, table.logits[table.start], legal, theirs["gumbel"], knobs)
+        action, target = gumbel_outcome(ours, table.logits[table.start], legal, theirs["gumbel"], constants)
         np.testing.assert_array_equal(action, theirs["action"])
         np.testing.assert_allclose(target, theirs["policy"], atol=1e-3)

@@ -13,7 +13,6 @@ from rl_training.ops.search import (
     GUMBEL_TREE,
     MUZERO,
     Evaluation,
-    Knobs,
     Rules,
     Search,
     SearchResult,
@@ -22,9 +21,10 @@ from rl_training.ops.search import (
     gumbel_outcome,
     with_dirichlet,
 )
+from rl_training.ops.tree import SearchConstants
 from rl_training.types import Array
 
-TENTH = Knobs(c_scale=0.1)
+TENTH = SearchConstants(c_scale=0.1)
 RULES = {"GUMBEL": GUMBEL, "GUMBEL_TREE": GUMBEL_TREE, "GUMBEL_RAW": GUMBEL_RAW}
 
 
@@ -51,10 +51,10 @@ class Bandits:
         return Search(self.q.shape[1])(rules, self, self.root, num_simulations=num_simulations, **options)
 
     def by_gumbel(
-        self, rules: Rules, num_simulations: int, noise: Array, knobs: Knobs = TENTH
+        self, rules: Rules, num_simulations: int, noise: Array, constants: SearchConstants = TENTH
     ) -> tuple[SearchResult, Array, Array]:
-        result = self.search(rules, num_simulations, gumbel=noise, knobs=knobs)
-        return (result, *gumbel_outcome(result, self.logits, None, noise, knobs))
+        result = self.search(rules, num_simulations, gumbel=noise, constants=constants)
+        return (result, *gumbel_outcome(result, self.logits, None, noise, constants))
 
     def gain(self, action: Array) -> Array:
         """[B] of the arms played, over what the prior would have won."""

@@ -125,7 +125,7 @@ def test_an_environments_own_vector_form_has_one_player():
 def test_a_checkpoint_remembers_players_and_frames(tiny_config, monkeypatch):
     config = {"env_id": "DuelForTests-v0", "env_kwargs": {"wrappers": {"frame_stack": 2}}}
     result = train(tiny_config("muzero", config), progress="silent")
-    spaces = load_policy(result.run_dir).algorithm.spaces
+    spaces = load_policy(result.run_dir).actor.spaces
     assert (spaces.num_players, spaces.frame_stack) == (2, 2)
     original = workflows.open_checkpoint
 
@@ -135,7 +135,7 @@ def test_a_checkpoint_remembers_players_and_frames(tiny_config, monkeypatch):
         return checkpoint
 
     monkeypatch.setattr(workflows, "open_checkpoint", of_old)
-    assert load_policy(result.run_dir).algorithm.spaces.num_players == 1
+    assert load_policy(result.run_dir).actor.spaces.num_players == 1
     assert evaluate_checkpoint(result.run_dir)["eval_episodes"] == 2
 
 

@@ -24,6 +24,13 @@ def quiet(config, *callbacks):
     return train(config, callbacks=callbacks, progress="silent")
 
 
+def learner_after(config):
+    """The learner of a run that is over."""
+    seen = []
+    quiet(config, lambda run: seen.append(run.learner))
+    return seen[-1]
+
+
 def write_at(step, **values):
     """Writes once, at the first record from `step` on."""
 
@@ -31,7 +38,7 @@ def write_at(step, **values):
         if run.step >= step and not callback.done:
             callback.done = True
             for name, value in values.items():
-                setattr(run.algorithm, name, value)
+                setattr(run.learner, name, value)
 
     callback.done = False
     return callback
@@ -74,7 +81,7 @@ def test_the_clip_that_is_written_is_the_one_that_clips(tiny_config, monkeypatch
 
 def test_a_value_that_is_the_one_in_force_holds_as_well(tiny_config):
     """The write of a scheduled number's own value stops the schedule there."""
-    hold = lambda run: setattr(run.algorithm, "clip_coef", run.algorithm.clip_coef) if run.step == 128 else None  # noqa: E731
+    hold = lambda run: setattr(run.learner, "clip_coef", run.learner.clip_coef) if run.step == 128 else None  # noqa: E731
     result = quiet(tiny_config("ppo", clip_coef={"kind": "linear", "start": 0.4, "end": 0.2}), hold)
     assert result.metrics["clip_coef"] == pytest.approx(0.4 - 0.2 * 128 / 255)
 
@@ -93,8 +100,8 @@ def test_a_written_value_survives_a_resume_exactly(algo, tiny_config, capsys):
     assert resumed.metrics["learning_rate"] == 5e-4
     assert resumed.metrics["gamma"] == pytest.approx(0.8)
     assert "max_grad_norm" not in resumed.metrics
-    algorithm = load_policy(half.run_dir).algorithm
-    assert (algorithm.learning_rate, algorithm.max_grad_norm) == (5e-4, None)
+    hp = load_policy(half.run_dir).actor.hp
+    assert (hp.learning_rate, hp.max_grad_norm) == (5e-4, None)
 
 
 def test_a_write_before_a_checkpoint_of_the_same_record_is_in_it(tiny_config):
@@ -104,7 +111,7 @@ def test_a_write_before_a_checkpoint_of_the_same_record_is_in_it(tiny_config):
         if run.step > 64:
             raise RuntimeError("on purpose")
         if run.step == 64:
-            run.algorithm.learning_rate = 5e-4
+            run.learner.learning_rate = 5e-4
 
     with pytest.raises(RuntimeError, match="on purpose"):
         quiet(config, write_and_fail)
@@ -117,7 +124,7 @@ def test_a_write_before_a_checkpoint_of_the_same_record_is_in_it(tiny_config):
 def test_whole_hyperparameters_may_be_replaced(tiny_config):
     def replace(run):
         if run.step == 64:
-            run.algorithm.hp = dataclasses.replace(run.algorithm.hp, clip_coef=0.05, update_epochs=1)
+            run.learner.hp = dataclasses.replace(run.learner.hp, clip_coef=0.05, update_epochs=1)
 
     metrics = quiet(tiny_config("ppo", clip_coef=FALLING, learning_rate=FALLING), replace).metrics
     assert (metrics["clip_coef"], metrics["update_epochs"]) == (0.05, 1)
@@ -126,7 +133,7 @@ def test_whole_hyperparameters_may_be_replaced(tiny_config):
 
 def test_a_setting_cannot_be_changed_by_replacing_all(tiny_config):
     def replace(run):
-        run.algorithm.hp = dataclasses.replace(run.algorithm.hp, num_steps=8)
+        run.learner.hp = dataclasses.replace(run.learner.hp, num_steps=8)
 
     with pytest.raises(InputError, match="num_steps is a setting, fixed for the whole run"):
         quiet(tiny_config("ppo"), replace)
@@ -134,7 +141,7 @@ def test_a_setting_cannot_be_changed_by_replacing_all(tiny_config):
 
 def test_foreign_hyperparameters_are_refused(tiny_config):
     def replace(run):
-        run.algorithm.hp = object()
+        run.learner.hp = object()
 
     with pytest.raises(InputError, match="should be a PPOHyperparameters, got a object"):
         quiet(tiny_config("ppo"), replace)
@@ -155,17 +162,17 @@ def test_foreign_hyperparameters_are_refused(tiny_config):
     ],
 )
 def test_bounds_are_those_of_the_config(name, value, message, tiny_config):
-    algorithm = load_policy(quiet(tiny_config("ppo", {"total_timesteps": 32})).run_dir).algorithm
-    before = algorithm.hp
+    learner = learner_after(tiny_config("ppo", {"total_timesteps": 32}))
+    before = learner.hp
     with pytest.raises(InputError, match=message):
-        setattr(algorithm, name, value)
-    assert algorithm.hp is before
+        setattr(learner, name, value)
+    assert learner.hp is before
 
 
 def test_a_number_without_effect_cannot_be_written(tiny_config):
-    algorithm = load_policy(quiet(tiny_config("dqn", {"total_timesteps": 32}, prioritized=False)).run_dir).algorithm
+    learner = learner_after(tiny_config("dqn", {"total_timesteps": 32}, prioritized=False))
     with pytest.raises(InputError, match="beta has no effect without prioritized: true"):
-        algorithm.beta = 0.5
+        learner.beta = 0.5
 
 
 def test_whole_numbers_stay_whole_and_numpy_numbers_become_plain(tiny_config):
@@ -180,8 +187,8 @@ def test_the_reward_normaliser_follows_a_written_gamma(tiny_config):
     seen = []
 
     def note(run):
-        seen.append((run.runner.normalizer.gamma, run.algorithm.gamma))
-        run.algorithm.gamma = 0.5
+        seen.append((run.source.normalizers[0].gamma, run.learner.gamma))
+        run.learner.gamma = 0.5
 
     config = {"env_kwargs": {"wrappers": {"normalize_reward": True}}, "total_timesteps": 96}
     result = train(tiny_config("ppo", config, gamma=0.9), callbacks=[note], progress="silent")
@@ -190,10 +197,11 @@ def test_the_reward_normaliser_follows_a_written_gamma(tiny_config):
 
 
 def test_without_a_run_a_write_is_only_a_write(tiny_config):
-    policy = load_policy(quiet(tiny_config("ppo", {"total_timesteps": 32}, learning_rate=FALLING)).run_dir)
-    policy.algorithm.learning_rate = 0.25
-    assert policy.algorithm.hp.learning_rate == 0.25
-    assert policy.act(np.zeros(4, np.float32)) in (0, 1)
+    learner = learner_after(tiny_config("ppo", {"total_timesteps": 32}, learning_rate=FALLING))
+    learner.learning_rate = 0.25
+    assert learner.hp.learning_rate == 0.25
+    obs = np.zeros((1, 4), np.float32)
+    assert learner.actor.act(obs, {}, explore=False, rng=np.random.default_rng(0)).action[0] in (0, 1)
 
 
 def test_a_run_without_writes_has_none_in_its_checkpoint(tiny_config):

@@ -26,8 +26,10 @@ class GraphedGradient:
     WARM_UP = 4  # runs before a capture, in which libraries choose their kernels
     PATIENCE = 8  # captures
 
-    def __init__(self, gradient: Gradient, capture: Capture | None = None) -> None:
-        self.gradient = gradient
+    def __init__(
+        self, gradient: Gradient, constants: Callable[[], tuple[float, ...]], capture: Capture | None = None
+    ) -> None:
+        self.gradient, self.constants = gradient, constants
         self.capture = capture or CudaCapture()
         self.key: Any = None
         self.runs = 0  # with this key
@@ -35,8 +37,8 @@ class GraphedGradient:
         self.graph: Captured | None = None
         self.batch: Batch = {}
 
-    def __call__(self, batch: Batch, constants: tuple[float, ...]) -> dict[str, Tensor]:
-        key = (constants, shapes(batch))
+    def __call__(self, batch: Batch) -> dict[str, Tensor]:
+        key = (self.constants(), shapes(batch))
         if key != self.key:
             self.key, self.runs, self.graph, self.batch = key, 0, None, {}
         self.runs += 1

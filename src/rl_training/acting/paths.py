@@ -89,7 +89,4 @@ def make_gradient(
     gradient: Callable[[Batch], dict[str, Tensor]], constants: Callable[[], tuple[float, ...]], device: torch.device
 ) -> Callable[[Batch], dict[str, Tensor]]:
     """A function that leaves a gradient behind; on a GPU as a captured graph. constants: the numbers that it reads."""
-    if _plain or device.type != "cuda":
-        return gradient
-    graphed = GraphedGradient(gradient)
-    return lambda batch: graphed(batch, constants())
+    return gradient if _plain or device.type != "cuda" else GraphedGradient(gradient, constants)

@@ -26,6 +26,7 @@ class ScaleZeroActor(NetworkOwner):
     def __init__(self, spaces: Sequence[Spaces], hp: Any, *, device: torch.device | str = "cpu") -> None:
         super().__init__(make_model(spaces, hp).eval(), device=device)
         self.spaces = list(spaces)
+        self.stage = 0  # that the planners were made in
         self.actors = [TaskActor(self, task, hp) for task in range(len(self.spaces))]
 
     def for_task(self, task: int) -> TaskActor:
@@ -39,8 +40,24 @@ class ScaleZeroActor(NetworkOwner):
         for actor in self.actors:
             actor.planner.refresh()
 
+    def load(self, weights: Weights) -> None:
+        super().load(weights)
+        self.follow_stage()
+
+    def load_state_dict(self, state: State) -> None:
+        super().load_state_dict(state)
+        self.follow_stage()
+
+    def follow_stage(self) -> None:
+        """Play in the stage of weights that were loaded: with its adapters, and not with graphs of another one."""
+        stage = int(self.model.stage)
+        if stage != self.stage:
+            self.model.set_stage(stage)
+            self.rebuild()
+
     def rebuild(self) -> None:
         """Called when the parameters have moved in memory: a captured graph reads from where they were."""
+        self.stage = int(self.model.stage)
         for actor in self.actors:
             actor.planner = self.planner_of(self.model, actor.task)
 

@@ -27,14 +27,14 @@ def scalar(
     auto: bool = False,
     schedule: Callable[..., dict[str, Any]] | None = None,
     needs: tuple[str, Any] | None = None,
-    atari: float | None = None,
+    atari: float | Callable[..., dict[str, Any]] | None = None,
 ) -> Any:
     """Declare a schedulable number with its default, bounds (inclusive) and meaning. None: switched off.
 
     auto: None is also spelt `auto`, because the algorithm then finds the number itself. schedule: where the config says
     nothing of the number, it takes this schedule, made from the settings that the function's parameters name. needs:
     another hyperparameter and its value without which this one has no effect: it is None then, and an error to give.
-    atari: the default with Atari preprocessing, where the published one differs.
+    atari: the default with Atari preprocessing, where the published one differs: a number, or a schedule.
     """
     metadata = {"scalar": True, "low": low, "high": high, "help": help, "atari": atari}
     metadata |= {"auto": auto, "schedule": schedule, "needs": needs}

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from rl_training.algorithms.base import scalar, setting
-from rl_training.algorithms.muzero import MuZeroHyperparameters
+from rl_training.algorithms.muzero import MuZeroHyperparameters, cooling
 from rl_training.algorithms.planning import PlanningLearner
 from rl_training.algorithms.planning_losses import step_weights, unrolled_losses
 from rl_training.algorithms.replay_based import annealing
@@ -28,6 +28,11 @@ class EfficientZeroHyperparameters(MuZeroHyperparameters):
     projection_size: int | None = setting(None, "size of the consistency projection; None: 128, for towers 1024", low=1)
     augment: bool = setting(True, "augment images by random shifts and brightness; no effect on vectors")
     n_step: int = scalar(5, "n-step value targets: rewards summed before bootstrapping, for new experience", low=1)
+    learning_rate: float = scalar(1e-3, "learning rate of the optimizer")
+    temperature: float = scalar(1.0, "actions are sampled in proportion to visits^(1 / temperature)", schedule=cooling)
+    hidden_gradient_scale: float = scalar(
+        0.5, "factor on the gradient of the latent state at each unrolled step (MuZero: 0.5)", high=1.0
+    )
     # The paper takes 120,000 gradient steps in 100,000 env steps.
     utd_ratio: float = scalar(1.0, "update-to-data ratio: gradient steps per env step, counted over all environments")
     n_step_decay: int = scalar(30_000, "off-policy correction: env steps of age that shrink n_step by 1", low=1)

@@ -14,9 +14,16 @@ def cooling() -> dict[str, Any]:
     return {"kind": "step", "start": 1.0, "factor": 0.5, "milestones": ["50%", "75%"]}
 
 
+def sharpening() -> dict[str, Any]:
+    """For small tasks: 50 visits of a few actions differ little, and at a temperature of 1 play is almost random."""
+    return {"kind": "linear", "start": 0.5, "end": 0.1}
+
+
 @dataclass(frozen=True)
 class MuZeroHyperparameters(PlanningHyperparameters):
-    temperature: float = scalar(1.0, "actions are sampled in proportion to visits^(1 / temperature)", schedule=cooling)
+    temperature: float = scalar(
+        0.5, "actions are sampled in proportion to visits^(1 / temperature)", schedule=sharpening, atari=cooling
+    )
     root_exploration_fraction: float = scalar(0.25, "share of Dirichlet noise in the root's prior", high=1.0)
     dirichlet_alpha: float = scalar(0.3, "concentration of the root's Dirichlet noise", low=1e-3)
     pb_c_init: float = scalar(1.25, "PUCT constant c1: weight of the prior relative to Q")

@@ -25,6 +25,11 @@ from rl_training.data.replay import Replay
 from rl_training.types import Array, Batch, State
 
 
+def decaying() -> dict[str, Any]:
+    """A constant rate of 2e-3 is too high for the end of training."""
+    return {"kind": "linear", "start": 2e-3, "end": 1e-4}
+
+
 @dataclass(frozen=True)
 class SearchHyperparameters(ReplayHyperparameters):
     """Of every algorithm that plans."""
@@ -61,6 +66,8 @@ class SearchHyperparameters(ReplayHyperparameters):
 class PlanningHyperparameters(SearchHyperparameters):
     """Of the algorithms that unroll a recurrent model."""
 
+    learning_rate: float = scalar(2e-3, "learning rate of the optimizer", schedule=decaying, atari=1e-3)
+    priority_exponent: float = scalar(0.0, "PER alpha; 0: uniform sampling", high=1.0, atari=1.0)
     latent_size: int = setting(64, "size of the latent state; unused by towers", low=1)
     network: Literal["auto", "mlp", "conv"] = setting("auto", "auto: conv (residual towers) for images, else mlp")
     channels: int = setting(64, "channels of the residual towers", low=2)
@@ -77,7 +84,7 @@ class PlanningHyperparameters(SearchHyperparameters):
     target_update_interval: int = scalar(400, "env steps between target network updates", low=1)
     unroll_coef: float = scalar(5.0, "loss coefficient of all unrolled steps together; the first step's is 1")
     hidden_gradient_scale: float = scalar(
-        0.5, "factor on the gradient of the latent state at each unrolled step (MuZero: 0.5)", high=1.0
+        1.0, "factor on the gradient of the latent state at each unrolled step (MuZero: 0.5)", high=1.0, atari=0.5
     )
 
 

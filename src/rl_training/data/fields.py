@@ -59,7 +59,7 @@ def check_entries(step: Step, fields: Fields) -> None:
     if missing := sorted(fields.keys() - entries):
         raise InputError(f"a step lacks {', '.join(map(repr, missing))} ({declared}): every step holds all of them")
     unknown = ", ".join(map(repr, sorted(entries - fields.keys())))
-    raise InputError(f"a step holds {unknown}, not declared ({declared}): name it in the algorithm's extra_fields")
+    raise InputError(f"a step holds {unknown}, not declared ({declared}): name it in the recipe's fields")
 
 
 class StepCheck:

@@ -66,6 +66,12 @@ class ActorCritic(nn.Module):
         """(policy, value): each trunk with its head."""
         return nn.Sequential(*self.policy_trunk, self.policy_head), nn.Sequential(*self.value_trunk, self.value_head)
 
+    def groups(self) -> dict[str, list[nn.Parameter]]:
+        """The parameters of the policy, with those of a shared encoder, and of the value function."""
+        value = [*self.value_trunk.parameters(), *self.value_head.parameters()]
+        alone = set(map(id, value))
+        return {"policy": [p for p in self.parameters() if id(p) not in alone], "value": value}
+
 
 class ActionHead:
     """The number of outputs that a policy needs for an action space, and the distribution made from them."""

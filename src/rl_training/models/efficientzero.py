@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -98,12 +98,17 @@ class EfficientZeroModel(MuZeroModel):
         """[B, 1] Whether the LSTM is not reset before the next transition."""
         return state[:, STEPS] < self.lstm_horizon
 
+    def project(self, latent: Tensor, with_predictor: bool) -> Tensor:
+        """Latents [B, latent_size] to projections [B, projection_size], on which consistency is measured."""
+        projection = self.projector(latent)
+        return cast(Tensor, self.predictor(projection) if with_predictor else projection)
+
     def consistency_loss(self, predicted: Tensor, target: Tensor) -> Tensor:
         """[B] The negative cosine similarity of predicted states [B, S] and encoded ones [B, S] (SimSiam, Chen and He,
         arXiv:2011.10566): only the former pass the predictor, no gradient enters the latter."""
         with torch.no_grad():
-            goal = self.projector(target[:, : self.latent_size])
-        guess = self.predictor(self.projector(predicted[:, : self.latent_size]))
+            goal = self.project(target[:, : self.latent_size], with_predictor=False)
+        guess = self.project(predicted[:, : self.latent_size], with_predictor=True)
         return -F.cosine_similarity(guess, goal, dim=1)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -44,6 +44,19 @@ class FlatParameters:
         """Views of `vector` with the parameters' shapes and strides: convolutions may be channels last."""
         places = zip(self.parameters, self.offsets, strict=True)
         return [vector.as_strided(p.shape, p.stride(), vector.storage_offset() + offset) for p, offset in places]
+
+    def group(self, parameters: Sequence[nn.Parameter]) -> FlatParameters:
+        """Consecutive parameters, as a slice of the same vectors."""
+        begin = next(i for i, p in enumerate(self.parameters) if p is parameters[0])
+        end = begin + len(parameters)
+        if not all(p is q for p, q in zip(self.parameters[begin:end], parameters, strict=True)):
+            raise ValueError("a parameter group should be consecutive parameters of the model")
+        first, last = ([*self.offsets, len(self.vector)][i] for i in (begin, end))
+        part = FlatParameters.__new__(FlatParameters)
+        part.parameters = self.parameters[begin:end]
+        part.offsets = [offset - first for offset in self.offsets[begin:end]]
+        part.vector, part._gradient = self.vector[first:last], self.gradient[first:last]
+        return part
 
 
 def num_parameters(model: nn.Module) -> int:

@@ -85,7 +85,7 @@ class SearchResult(NamedTuple):
     visits: Array  # [B, A] int32 of the root's edges
     q: Array  # [B, A] of the root's edges; 0 where never visited
     transformed: Array  # [B, A] what the rules see of it at the end
-    value: Array  # [B] mean of the repartial from the root; the network's own value counts as one
+    value: Array  # [B] mean of the returns from the root; the network's own value counts as one
     depth: int  # of the deepest node
 
 

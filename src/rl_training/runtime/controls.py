@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from inspect import signature
-from typing import Any, NamedTuple, get_args, get_type_hints
+from typing import Any, NamedTuple, cast, get_args, get_type_hints
 
 from pydantic import ValidationError
 
@@ -164,17 +164,30 @@ def fields_of(hyperparameters: type, *, atari: bool = False) -> dict[str, Field]
         f.name: Field(
             f.name,
             hints[f.name],
-            f.metadata["atari"] if atari and f.metadata.get("atari") is not None else f.default,
+            _default(f, atari=atari),
             f.metadata["low"],
             f.metadata["high"],
             f.metadata["help"],
             f.metadata["scalar"],
             f.metadata.get("auto", False),
-            f.metadata.get("schedule"),
+            _default_schedule(f.metadata, atari=atari),
             f.metadata.get("needs"),
         )
         for f in dataclasses.fields(hyperparameters)
     }
+
+
+def _default(field: dataclasses.Field[Any], *, atari: bool) -> Any:
+    published = field.metadata.get("atari") if atari else None
+    return field.default if published is None or callable(published) else published
+
+
+def _default_schedule(metadata: Mapping[str, Any], *, atari: bool) -> Callable[..., dict[str, Any]] | None:
+    """The schedule of a default; with Atari preprocessing its own, or none where the default is a number."""
+    published = metadata.get("atari") if atari else None
+    if callable(published):
+        return cast(Callable[..., dict[str, Any]], published)
+    return None if published is not None else metadata.get("schedule")
 
 
 class Controls:

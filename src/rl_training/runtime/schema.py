@@ -181,7 +181,8 @@ def default_text(field: Field) -> str:
 
 def _atari_text(field: Field, on_atari: Field) -> str:
     """What follows a default that is another one with Atari preprocessing."""
-    return "" if field.default == on_atari.default else f" (Atari: `{default_text(on_atari)}`)"
+    text = default_text(on_atari)
+    return "" if text == default_text(field) else f" (Atari: `{text}`)"
 
 
 def _cell(text: str) -> str:

@@ -68,6 +68,7 @@ class LocalSource:
         self.normalizers = [runner.normalizer for runner in self.runners]
         self.env_steps = 0
         self.actors: list[Actor] = []
+        self._hp: Any = None
         self._random = [RandomActor(spaces) for spaces in self.spaces]
         self._rollout: Rollout | None = None
 
@@ -75,6 +76,9 @@ class LocalSource:
         self.actors, self.fields = list(actors), list(fields)
 
     def use(self, hp: Any) -> None:
+        if hp is self._hp:
+            return
+        self._hp = hp
         for actor, normalizer in zip(self.actors, self.normalizers, strict=True):
             actor.hp = hp
             if normalizer is not None and hasattr(hp, "gamma"):
