@@ -84,7 +84,7 @@ def test_captured_steps_are_the_model_s(kind: str, half: int, monkeypatch: pytes
     for _ in range(3):
         pair.search(7)
     parts = 2 if half == 3 else 1
-    assert len(pair.captured.edges) == parts + 1
+    assert len(pair.captured.bounds) == parts + 1
     assert len(pair.captured.graphs) == parts
     assert len(pair.capture.made) == parts + (kind != "board")  # one more for plain observations
     assert {graph.captured.replays for graph in pair.captured.graphs.values()} == {3 * NODES}

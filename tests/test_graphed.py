@@ -117,7 +117,7 @@ def test_captured_steps_of_two_halves_are_the_model_s(half: int, monkeypatch: py
     for number in range(2):
         for inference in (captured, plain):
             inference.initial(batch(number)["obs"], 4)
-        assert len(captured.edges) == (3 if half == 3 else 2)
+        assert len(captured.bounds) == (3 if half == 3 else 2)
         for node in range(1, 5):
             parent, action = rng.integers(node, size=B), rng.integers(3, size=B)
             words = [inference.recurrent(node, parent, action) for inference in (captured, plain)]

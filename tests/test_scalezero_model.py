@@ -119,8 +119,8 @@ def test_unroll_reads_policy_and_value_off_observations_and_the_rest_off_actions
     tokens = [latent[0, 0]]
     for t in range(3):
         tokens += [heads.action.weight[action[0, t]], latent[0, t + 1]]
-    assert model.task is not None
-    out = naive_transformer(model.transformer, torch.stack(tokens) + model.task[1])
+    assert model.task_embedding is not None
+    out = naive_transformer(model.transformer, torch.stack(tokens) + model.task_embedding[1])
     unrolled = model.unroll(1, obs, action)
     assert_near(unrolled.policy[0], heads.policy(out[::2]))
     assert_near(unrolled.value[0], heads.value(out[::2]))
@@ -175,14 +175,14 @@ def assert_remembering_equals_unroll(model: ScaleZeroModel, steps: int) -> None:
         if t < steps:
             _, reward = view.transition(state, action[:, t])
             assert_near(reward, unrolled.reward[:, t])
-            assert_near(view.own.latent(view.act(state, action[:, t])[0]), unrolled.latent[:, t])
+            assert_near(view.heads.latent(view.append_action(state, action[:, t])[0]), unrolled.latent[:, t])
             state = observe(view, state, action[:, t], obs[:, t + 1])
 
 
 def observe(view: TaskModel, state: Tensor, action: Tensor, obs: Tensor) -> Tensor:
     """The states after actions [B] that led to observations [B, ...], as remembered keys and values have it."""
-    _, memory, blocked = view.act(state, action)
-    return view.look(view.model.encode(view.task, obs), memory, blocked)
+    _, memory, blocked = view.append_action(state, action)
+    return view.append_latent(view.model.encode(view.task, obs), memory, blocked)
 
 
 def history_of(obs: Any, action: Tensor, length: Any, count: int) -> dict[str, Any]:
@@ -264,17 +264,17 @@ def test_a_transition_goes_on_with_the_latent_it_predicts() -> None:
     model = small()
     view, action = model.for_task(0), actions(POLE, 3)
     inference = view.initial(observations(POLE, 1))
-    assert model.task is not None
+    assert model.task_embedding is not None
     tokens = [model.encode(0, observations(POLE, 1))[0]]
     for t in range(3):  # as many as the context holds with the first
         inference = view.recurrent(inference.state, action[t : t + 1])
-        tokens.append(view.own.action.weight[action[t]])
-        out = naive_transformer(model.transformer, torch.stack(tokens) + model.task[0])[-1]
-        assert_near(inference.reward[0], model.reward_support.to_scalar(view.own.reward(out)))
-        tokens.append(view.own.latent(out))
-        out = naive_transformer(model.transformer, torch.stack(tokens) + model.task[0])[-1]
-        assert_near(inference.policy[0], view.own.policy(out))
-        assert_near(inference.value[0], model.value_support.to_scalar(view.own.value(out)))
+        tokens.append(view.heads.action.weight[action[t]])
+        out = naive_transformer(model.transformer, torch.stack(tokens) + model.task_embedding[0])[-1]
+        assert_near(inference.reward[0], model.reward_support.to_scalar(view.heads.reward(out)))
+        tokens.append(view.heads.latent(out))
+        out = naive_transformer(model.transformer, torch.stack(tokens) + model.task_embedding[0])[-1]
+        assert_near(inference.policy[0], view.heads.policy(out))
+        assert_near(inference.value[0], model.value_support.to_scalar(view.heads.value(out)))
 
 
 def test_what_is_older_than_the_context_is_forgotten() -> None:
@@ -353,10 +353,10 @@ def test_a_task_teaches_the_transformer_and_its_own_parts_only() -> None:
     for parts in (model.encoders, model.heads):
         assert all(p.grad is None for p in parts[0].parameters())
         assert all(p.grad is not None and p.grad.any() for p in parts[1].parameters())
-    assert model.task is not None
-    assert model.task.grad is not None
-    assert not model.task.grad[0].any()
-    assert model.task.grad[1].any()
+    assert model.task_embedding is not None
+    assert model.task_embedding.grad is not None
+    assert not model.task_embedding.grad[0].any()
+    assert model.task_embedding.grad[1].any()
     assert all(p.grad is not None for p in model.transformer.parameters() if p.requires_grad)
 
 
@@ -365,9 +365,9 @@ def test_a_task_is_told_from_another_by_its_embedding() -> None:
     model.encoders[1], model.heads[1] = model.encoders[0], model.heads[0]
     obs, action = observations(POLE, 2, 3), actions(POLE, 2, 2)
     assert not torch.allclose(model.unroll(0, obs, action).policy, model.unroll(1, obs, action).policy, atol=1e-3)
-    model.task = None
+    model.task_embedding = None
     assert torch.equal(model.unroll(0, obs, action).policy, model.unroll(1, obs, action).policy)
-    assert small(task_embedding=False).task is None
+    assert small(task_embedding=False).task_embedding is None
 
 
 def test_a_new_model_favours_nothing() -> None:

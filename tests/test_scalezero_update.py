@@ -517,7 +517,7 @@ def test_a_new_stage_changes_no_answer_and_then_trains_its_adapter_alone():
     # The scale of a frozen weight learns at once, A only when its B is no longer zero.
     assert {name.rpartition(".")[2] for name in inside} <= {"down1", "up1", "scale_logit"}
     assert {name.rpartition(".")[2] for name in inside} >= {"up1", "scale_logit"}
-    assert {name.split(".")[0] for name in changed} == {"transformer", "encoders", "heads", "task", "stage"}
+    assert {name.split(".")[0] for name in changed} == {"transformer", "encoders", "heads", "task_embedding", "stage"}
     assert (learner.stage_began, learner.solved_before) == (2, 0)
     assert learner.actor.for_task(0).plan(obs, **numbers).value.tolist() != after.value.tolist()
 
@@ -552,8 +552,8 @@ def test_what_a_solved_task_alone_uses_stays_as_it_is():
     after = learner.model.state_dict()
     for name in (name for name in after if name.startswith(("encoders.0", "heads.0"))):
         assert torch.equal(after[name], before[name]), name
-    assert torch.equal(after["task"][0], before["task"][0])
-    assert not torch.equal(after["task"][1], before["task"][1])
+    assert torch.equal(after["task_embedding"][0], before["task_embedding"][0])
+    assert not torch.equal(after["task_embedding"][1], before["task_embedding"][1])
     for name in ("heads.1.policy.0.weight", "encoders.1.network.0.weight", "transformer.norm.weight"):
         assert not torch.equal(after[name], before[name])
     learner.note_scores({0: -100.0, 1: 20.0})  # a task that was solved stays so

@@ -97,7 +97,7 @@ class GraphInference(TorchInference):
         self.graphs: dict[tuple[int, int, tuple[int, ...]], Graph] = {}
         self.first_graphs: dict[Any, FirstGraph] = {}
         self.arenas: dict[int, Tensor] = {}
-        self.edges: list[int] = []  # part i is trees edges[i] to edges[i + 1]
+        self.bounds: list[int] = []  # part i is trees bounds[i] to bounds[i + 1]
         self.asked: dict[int, Graph] = {}  # of each part the last
 
     def initial(self, obs: Observation, num_simulations: int, history: History | None = None) -> Array:
@@ -105,7 +105,7 @@ class GraphInference(TorchInference):
         arena = self.arenas.pop(batch, None)
         self.states = self.states[:0] if arena is None else arena
         prediction = super().initial(obs, num_simulations, history)
-        self.edges = [0, batch] if batch < 2 * self.HALF else [0, batch // 2, batch]
+        self.bounds = [0, batch] if batch < 2 * self.HALF else [0, batch // 2, batch]
         if self.states is not arena:  # a larger one: graphs point into the old one
             self.forget(batch)
         self.arenas[batch] = self.states
@@ -129,7 +129,7 @@ class GraphInference(TorchInference):
         self.graphs = {key: graph for key, graph in self.graphs.items() if key[0] != batch}
 
     def recurrent(self, node: int, parent: Array, action: Array) -> Array:
-        parts = list(enumerate(pairwise(self.edges)))
+        parts = list(enumerate(pairwise(self.bounds)))
         for part, (begin, end) in parts:
             self.ask(part, node, parent[begin:end], action[begin:end])
         return np.concatenate([self.answer(part) for part, _ in parts])
@@ -139,7 +139,7 @@ class GraphInference(TorchInference):
         key = (self.batch, part, action.shape[1:])
         graph = self.graphs.get(key)
         if graph is None:
-            trees = np.arange(*self.edges[part : part + 2])
+            trees = np.arange(*self.bounds[part : part + 2])
             graph = self.graphs[key] = Graph(self.model, self.states, self.batch, trees, action, self.capture)
         graph.ask(node, parent, action)
         self.asked[part] = graph

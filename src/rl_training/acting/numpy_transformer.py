@@ -31,7 +31,7 @@ class NumpyInference(TorchInference):
     def __init__(self, model: TaskModel) -> None:
         super().__init__(model)
         self.places, heads = model.places, model.model.transformer.size.heads
-        self.shape = (model.shape[0], 2, self.places + 1, heads, model.width // heads)
+        self.shape = (model.cache_shape[0], 2, self.places + 1, heads, model.width // heads)
         self.memory = np.empty((0, 0, *self.shape), np.float32)
         self.blocked = np.empty((0, 0, self.places + 1), np.float32)
         self.refresh()
@@ -45,7 +45,7 @@ class NumpyInference(TorchInference):
         if self.memory.shape[1] != self.batch or len(self.memory) < nodes:
             self.memory = np.zeros((nodes, self.batch, *self.shape), np.float32)
             self.blocked = np.zeros((nodes, self.batch, self.places + 1), np.float32)
-        memory, _, blocked = (part.numpy() for part in torch.split(self.roots, self.model.sizes, 1))
+        memory, _, blocked = (part.numpy() for part in torch.split(self.roots, self.model.row_sizes, 1))
         layers, _, _, *head = self.shape
         self.memory[0, :, :, :, :-1] = memory.reshape(self.batch, layers, 2, self.places, *head)
         self.blocked[0, :, :-1] = blocked
@@ -169,17 +169,17 @@ class TransformerWeights(NamedTuple):
 
 
 def read_weights(model: TaskModel) -> TransformerWeights:
-    whole, own = model.model, model.own
-    task = 0.0 if whole.task is None else array(whole.task)[model.task]
+    whole, heads = model.model, model.heads
+    task = 0.0 if whole.task_embedding is None else array(whole.task_embedding)[model.task]
     bias = whole.transformer.bias(1, model.places + 1).detach()[:, 0]
     return TransformerWeights(
-        action=array(own.action.weight) + task,
+        action=array(heads.action.weight) + task,
         task=task,
         distance_bias=bias.numpy(),
         layers=[NumpyBlock(cast(Block, block)) for block in whole.transformer.blocks],
         norm=NumpyNorm(whole.transformer.norm),
-        outcome=TwoHeads(own.reward, own.latent),
-        prediction=TwoHeads(own.policy, own.value),
+        outcome=TwoHeads(heads.reward, heads.latent),
+        prediction=TwoHeads(heads.policy, heads.value),
     )
 
 

@@ -124,7 +124,7 @@ class Planner:
         inference = self.inference
         if isinstance(inference, GraphInference):
             return PartialEvaluate(
-                inference.edges, inference.ask, lambda part: Packed(inference.answer(part), discount)
+                inference.bounds, inference.ask, lambda part: Packed(inference.answer(part), discount)
             )
 
         def evaluate(node: int, parent: Array, action: Array) -> Packed:

@@ -130,8 +130,8 @@ class ScaleZero(ReplayLearner[Sequence[Replay]]):
             for part in (self.model.encoders[task], self.model.heads[task]):
                 for parameter in part.parameters():
                     views[id(parameter)].zero_()
-            if self.model.task is not None:
-                views[id(self.model.task)][task] = 0.0
+            if self.model.task_embedding is not None:
+                views[id(self.model.task_embedding)][task] = 0.0
         return mask
 
     def stage_is_over(self) -> bool:

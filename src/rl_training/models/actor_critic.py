@@ -11,16 +11,15 @@ import torch
 from torch import Tensor, nn
 
 from rl_training.config import InputError
-from rl_training.models.networks import Activation, NatureCNN, make_encoder, mlp, mlp_trunk
+from rl_training.models.networks import Activation, NatureCNN, initialize, make_encoder, mlp_trunk
 from rl_training.ops.distributions import Bernoulli, Categorical, DiagGaussian, Distribution, MultiCategorical, Numbers
 from rl_training.types import Array, Spaces, TensorTree
 
 
 class ActorCritic(nn.Module):
-    """Policy and value function: an encoder, a trunk (hidden layers) and a linear head for each of the two.
+    """A shared encoder, and a trunk of hidden layers and a linear head for each of policy and value.
 
-    The encoder is shared, which matters only where it has weights (images). A single image has no trunks: the heads
-    read the features of the convolutions.
+    Only encoders of images have weights to share. For a single image there are no trunks: the heads read its features.
     """
 
     log_std: Tensor | None
@@ -38,29 +37,29 @@ class ActorCritic(nn.Module):
         self.encoder = make_encoder(spaces.observation)
         sizes = [self.encoder.size, *(() if isinstance(self.encoder, NatureCNN) else hidden_sizes)]
         self.policy_trunk = mlp_trunk(sizes, activation)
-        self.policy_head = mlp([sizes[-1], self.action_head.size], output_gain=0.01)[0]
+        self.policy_head = initialize(nn.Linear(sizes[-1], self.action_head.size), "orthogonal", 0.01)
         self.value_trunk = mlp_trunk(sizes, activation)
-        self.value_head = mlp([sizes[-1], 1], output_gain=1.0)[0]
+        self.value_head = initialize(nn.Linear(sizes[-1], 1), "orthogonal", 1.0)
         shape = self.action_head.log_std_shape
         self.log_std = None if shape is None else nn.Parameter(torch.full(shape, log_std_init))
 
     def forward(self, obs: TensorTree) -> tuple[Distribution, Tensor]:
-        """The policy and the values [B] at observations [B, ...]."""
+        """(policies, values [B]) of observations [B, ...]."""
         features = self.encoder(obs)
         policy = self.policy_head(self.policy_trunk(features))
         return self.action_head(policy, self.log_std), self.value_of(features)
 
     def acting_policy(self, output: Array) -> Distribution:
-        """The policy from outputs [N, action_head.size] of its network, given as an array."""
+        """The policy given by outputs [N, action_head.size] of its network, on the CPU."""
         log_std = None if self.log_std is None else self.log_std.detach().cpu().numpy()
         return self.action_head(output if self.action_head.takes_numpy else torch.from_numpy(output), log_std)
 
     def value(self, obs: TensorTree) -> Tensor:
-        """[B]"""
+        """Observations [B, ...] to values [B]."""
         return self.value_of(self.encoder(obs))
 
     def value_of(self, features: Tensor) -> Tensor:
-        """[B] of encoded observations [B, size]."""
+        """Features [B, size] to values [B]."""
         return cast(Tensor, self.value_head(self.value_trunk(features)).squeeze(-1))
 
     def networks(self) -> tuple[nn.Sequential, nn.Sequential]:
@@ -68,14 +67,14 @@ class ActorCritic(nn.Module):
         return nn.Sequential(*self.policy_trunk, self.policy_head), nn.Sequential(*self.value_trunk, self.value_head)
 
     def groups(self) -> dict[str, list[nn.Parameter]]:
-        """The parameters of the policy, a shared encoder included, and those of the value function alone."""
+        """The parameters of the policy, with those of a shared encoder, and of the value function."""
         value = [*self.value_trunk.parameters(), *self.value_head.parameters()]
         alone = set(map(id, value))
         return {"policy": [p for p in self.parameters() if id(p) not in alone], "value": value}
 
 
 class ActionHead:
-    """The number of outputs that a policy needs for an action space, and the distribution they stand for."""
+    """The number of outputs that a policy needs for an action space, and the distribution made from them."""
 
     def __init__(self, space: gym.Space) -> None:
         self.log_std_shape: tuple[int, ...] | None = None
@@ -98,7 +97,7 @@ class ActionHead:
             )
 
     def __call__(self, output: Numbers, log_std: Numbers = None) -> Distribution:
-        """From outputs [..., size]; ndarrays [N, size] will do if `takes_numpy`."""
+        """The distribution given by outputs [..., size], or by an array [N, size] if `takes_numpy`."""
         if self.make is not None:
             return self.make(output)
         shape = self.log_std_shape

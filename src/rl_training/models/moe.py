@@ -1,7 +1,7 @@
-"""The feed-forward of ScaleZero's transformer (arXiv:2509.07945): a sparse mixture of experts, on layers that can grow.
+"""The feed-forward of ScaleZero's transformer (arXiv:2509.07945): a sparse mixture of experts with low-rank adapters.
 
-Growing is the paper's dynamic parameter scaling: when training stalls, the weights are frozen and the next low-rank
-adapter takes over; how much each of the earlier parts counts stays free.
+Adapters are the paper's dynamic parameter scaling: when training stalls, the weights are frozen and the next adapter is
+trained. The scales of the earlier parts stay trainable.
 """
 
 from __future__ import annotations
@@ -15,39 +15,39 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-SCALE_RANGE = 0.2  # a part may come to count for 0.8 to 1.2 of what it was
+SCALE_RANGE = 0.2  # scales of frozen parts are in 0.8 to 1.2
 DOWN_STD = 0.01
 Routing: TypeAlias = Literal["probability", "one"]
 
 
 @dataclass(frozen=True)
 class Adapters:
-    """The low-rank adapters that every layer of a transformer has room for. The paper: 4 of rank 64, alpha 32, 0.1."""
+    """The low-rank adapters of each layer. The paper's: 4 of rank 64, alpha 32, dropout 0.1."""
 
     count: int = 4
     rank: int = 8
-    alpha: float = 4.0  # an adapter's product counts alpha / rank times
-    dropout: float = 0.0  # of an adapter's inputs in training, drawn by torch's own generator
+    alpha: float = 4.0  # an adapter is scaled by alpha / rank
+    dropout: float = 0.0  # of an adapter's inputs in training, drawn by torch's global generator
 
 
 class ScaledLinear(nn.Module):
     """A linear layer with weight W = a_0 W_0 + sum_j a_j (alpha / rank) B_j A_j over the adapters j = 1 .. stage.
 
     Stage 0 trains W_0 and the bias; stage s trains A_s, B_s and the scales a_0 .. a_{s-1}, where a = 1 + 0.2 tanh(.).
-    The newest adapter's own scale is 1, and B_s starts at zero: a new stage changes nothing at once.
-    copies: so many layers side by side, without bias, whose weights [copies, out, in] `effective` gives to be applied.
-    Dropout takes the same inputs from all tokens of a call, where the authors' draws for each: W stays one matrix.
+    The newest adapter's scale is 1 and B_s starts at zero: a new stage does not change the output at first.
+    copies: the number of layers that share an input. The caller applies their weights [copies, out, in] of `effective`.
+    Dropout removes the same inputs for all tokens of a call, so that W is one matrix. The authors draw for each token.
     """
 
     def __init__(self, fan_in: int, fan_out: int, adapters: Adapters, *, copies: int = 0, bias: bool = True) -> None:
         super().__init__()
         self.adapters, self.stage = adapters, 0
-        self.kept: Tensor | None = None
-        bound, lead = 1 / math.sqrt(fan_in), (copies,) if copies else ()  # bound: as nn.Linear has it
+        self.fixed: Tensor | None = None  # W while the weights do not change
+        bound, lead = 1 / math.sqrt(fan_in), (copies,) if copies else ()  # bound: that of nn.Linear
         self.weight = nn.Parameter(torch.empty(*lead, fan_out, fan_in).uniform_(-bound, bound))
         self.bias = nn.Parameter(torch.empty(fan_out).uniform_(-bound, bound)) if bias else None
-        self.scale_logit = nn.Parameter(torch.zeros(*lead, adapters.count))  # of all scales but the last, which stays 1
-        self.down: list[nn.Parameter] = []  # A_j [.., rank, in]; beside their names, a ParameterList being slow
+        self.scale_logit = nn.Parameter(torch.zeros(*lead, adapters.count))  # the newest adapter has no scale
+        self.down: list[nn.Parameter] = []  # A_j [.., rank, in]; a ParameterList would be slower
         self.up: list[nn.Parameter] = []  # B_j [.., out, rank]
         for j in range(1, adapters.count + 1):
             self.down.append(nn.Parameter(torch.randn(*lead, adapters.rank, fan_in) * DOWN_STD))
@@ -62,8 +62,8 @@ class ScaledLinear(nn.Module):
 
     def effective(self) -> Tensor:
         """W [(copies,) out, in]"""
-        if self.kept is not None:
-            return self.kept
+        if self.fixed is not None:
+            return self.fixed
         return self.combine(self.adapters.dropout if self.training else 0.0)
 
     def combine(self, dropout: float) -> Tensor:
@@ -83,11 +83,11 @@ class ScaledLinear(nn.Module):
 
 
 class MixtureOfExperts(nn.Module):
-    """One of several SwiGLU experts, the one a linear gate prefers, and a GELU expert that all tokens share.
+    """The SwiGLU expert that a linear gate chooses, and a GELU expert shared by all tokens.
 
-    routing "probability": the chosen expert counts as much as its probability among all, so that the gate learns.
-    "one": it counts fully, as in the authors' code (a softmax over the best one alone): no gradient reaches the gate,
-    which stays as it was drawn. There is no balancing loss, as there is none in the paper.
+    routing "probability": the chosen expert is weighted by its gate probability, so that the gate learns. "one": its
+    weight is 1, as in the authors' code (a softmax over the best expert alone). Then no gradient reaches the gate,
+    which keeps its initial weights. There is no balancing loss, as in the paper.
     """
 
     def __init__(
@@ -96,17 +96,17 @@ class MixtureOfExperts(nn.Module):
         super().__init__()
         self.num_experts, self.routing = num_experts, routing
         self.gate = nn.Linear(width, num_experts, bias=False)
-        # Both inputs of an expert's product come from one layer, and so share their adapters' A.
+        # Both factors of an expert's product come from one layer, and so share their adapters' A.
         self.expert_in = ScaledLinear(width, 2 * expert_size, adapters, copies=num_experts, bias=False)
         self.expert_out = ScaledLinear(expert_size, width, adapters, copies=num_experts, bias=False)
-        # Unlike in the authors' code this one has adapters too: it is a feed-forward like the others.
+        # Unlike in the authors' code, the shared expert has adapters too.
         self.shared_in = ScaledLinear(width, expert_size, adapters)
         self.shared_out = ScaledLinear(expert_size, width, adapters)
 
     def forward(self, x: Tensor) -> Tensor:
         """Tokens [N, width] -> [N, width]"""
         weight, expert = self.gate(x).softmax(-1).max(-1)
-        # A CUDA graph of a search must have the same shapes each time; on CPUs idle experts should cost nothing.
+        # A CUDA graph needs the same shapes in each call; on a CPU idle experts should cost nothing.
         routed = self.all_experts(x, expert) if x.is_cuda else self.chosen_experts(x, expert)
         if self.routing == "probability":
             routed = routed * weight.unsqueeze(-1)
@@ -114,7 +114,7 @@ class MixtureOfExperts(nn.Module):
         return shared + routed
 
     def chosen_experts(self, x: Tensor, expert: Tensor) -> Tensor:
-        """What expert[n] [N] makes of token x[n] [N, width]. Each expert sees its own tokens only, all at once."""
+        """[N, width] The output of expert[n] for each token x[n]. Each expert runs once, on its own tokens."""
         rows: list[list[int]] = [[] for _ in range(self.num_experts)]
         for row, chosen in enumerate(expert.tolist()):
             rows[chosen].append(row)
@@ -125,13 +125,13 @@ class MixtureOfExperts(nn.Module):
         return torch.empty_like(x).index_copy(0, order, torch.cat(outputs))
 
     def all_experts(self, x: Tensor, expert: Tensor) -> Tensor:
-        """The same, by way of what all of them make of all tokens."""
+        """The same, with each expert run on all tokens."""
         outputs = swiglu(x, self.expert_in.effective(), self.expert_out.effective())
         return outputs.gather(0, expert[None, :, None].expand(1, -1, x.shape[1])).squeeze(0)
 
 
 def swiglu(x: Tensor, weight_in: Tensor, weight_out: Tensor) -> Tensor:
-    """Shazeer (arXiv:2002.05202): (silu(x U) * x V) W, with U and V side by side in weight_in [.., 2 hidden, in].
+    """Shazeer (arXiv:2002.05202): (silu(x U) * x V) W, where weight_in [.., 2 hidden, in] is U and V concatenated.
 
     x [N, in] -> [.., N, out]
     """

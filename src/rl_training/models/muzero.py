@@ -1,4 +1,4 @@
-"""The learned model of MuZero (Schrittwieser et al., arXiv:1911.08265), and what every model to plan with offers."""
+"""The interface of planning models, and the model of MuZero (Schrittwieser et al., arXiv:1911.08265)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rl_training.config import InputError
-from rl_training.models.networks import Activation, is_image, make_encoder, mlp_trunk
+from rl_training.models.networks import Activation, is_image, make_encoder, mlp_trunk, zero_linear
 from rl_training.models.residual import (
     Dynamics,
     Planes,
@@ -29,22 +29,22 @@ from rl_training.types import History, Spaces, TensorTree
 
 Network: TypeAlias = Literal["auto", "mlp", "conv"]
 LOG_STD_RANGE = (-5.0, 2.0)
-SMALLEST_RANGE = 1e-5  # of a latent: one that is almost constant is not blown up
+SMALLEST_RANGE = 1e-5  # of a latent: an almost constant one is not scaled to [0, 1]
 
 
 class Inference(NamedTuple):
-    """What a model says of B states: all that a search wants to know."""
+    """A model's predictions for B states, for a search."""
 
     state: Tensor  # [B, S]
-    reward: Tensor  # [B] on the way there; 0 where nothing led there
+    reward: Tensor  # [B] of the transition to the state; 0 for roots
     value: Tensor  # [B]
     policy: Tensor  # [B, P]
 
 
 class PlanningModel(nn.Module):
-    """What searches and losses use. A state is a row of floats, whatever it means inside: rows can be gathered.
+    """The interface for searches and losses. A state is a row of floats, so that states of a batch can be gathered.
 
-    The policy is logits of P actions; or, where actions are D numbers, D means and then D log_stds.
+    The policy is P logits for discrete actions; D means, then D log_stds, for continuous actions [D].
     """
 
     state_size: int  # S
@@ -57,7 +57,7 @@ class PlanningModel(nn.Module):
         raise NotImplementedError
 
     def recall(self, obs: TensorTree, history: History) -> Tensor:
-        """Observations [B, ...] to states [B, S] that know the steps before them, in models that remember."""
+        """Observations [B, ...] and the steps before them to states [B, S], in models with a context."""
         raise NotImplementedError
 
     def predict(self, state: Tensor) -> tuple[Tensor, Tensor]:
@@ -65,21 +65,21 @@ class PlanningModel(nn.Module):
         raise NotImplementedError
 
     def transition(self, state: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
-        """States [B, S], actions [B] or [B, D], to (next states [B, S], reward logits [B, reward_support.size])."""
+        """States [B, S] and actions [B] or [B, D] to (next states [B, S], reward logits [B, reward_support.size])."""
         raise NotImplementedError
 
     def scalars(self, state: Tensor, next_state: Tensor, reward: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """(rewards [B] of transitions, values [B] of where they led), from their logits."""
+        """(rewards [B] of transitions, values [B] of the next states), from their logits."""
         if self.reward_support.size != self.value_support.size:
             return self.reward_support.to_scalar(reward), self.value_support.to_scalar(value)
-        both = self.value_support.to_scalar(torch.stack([reward, value]))  # the same support: half the operations
+        both = self.value_support.to_scalar(torch.stack([reward, value]))  # one support: half the operations
         return both[0], both[1]
 
     def unroll(self, state: Tensor, actions: Tensor, *, gradient_scale: float) -> tuple[list[Tensor], Tensor]:
-        """(K + 1 states, reward logits [B, K, R]) from states [B, S] along actions [B, K, ...], to learn from.
+        """States [B, S] and actions [B, K, ...] to (K + 1 states, reward logits [B, K, R]), for training.
 
-        Each step leaves `gradient_scale` of the gradient to the one before, so that long unrolls do not drown the first
-        steps'. Of a state there may be no more than `predict` reads.
+        The gradient is multiplied by `gradient_scale` at each step back, so that long unrolls do not dominate the
+        gradient of the first steps. The states may hold only what `predict` reads.
         """
         states, rewards = [state], []
         for action in actions.unbind(1):
@@ -101,7 +101,7 @@ class PlanningModel(nn.Module):
 
     @property
     def has_plain_scalars(self) -> bool:
-        """Whether `recurrent` is a transition, a prediction and what their logits say, and nothing else."""
+        """Whether `recurrent` is `transition`, `predict` and decoded logits: no subclass has changed that."""
         kind = type(self)
         return (kind.scalars, kind.recurrent) == (PlanningModel.scalars, PlanningModel.recurrent)
 
@@ -109,9 +109,9 @@ class PlanningModel(nn.Module):
 class MuZeroModel(PlanningModel):
     """Representation, dynamics and prediction: perceptrons without normalisation layers, or residual towers with them.
 
-    network "auto" takes towers where the observation is an image. The latent is scaled to [0, 1] over all numbers of a
-    state, not channel by channel. Each action has a plane of its own before the convolutions, as MuZero's on Atari;
-    EfficientZero's single plane of a / A would put an order on them. On a board one more shows where the stone goes.
+    network "auto" takes towers for images. The latent is scaled to [0, 1] over all numbers of a state, not per channel.
+    In towers each action has its own input plane, as in MuZero on Atari: EfficientZero's single plane of a / A would
+    order the actions. On a board one more plane marks the cells where the action may put a stone.
     """
 
     action_one_hot: Tensor | None
@@ -131,19 +131,17 @@ class MuZeroModel(PlanningModel):
         blocks: int = 1,
         stem: Stem = "residual",
     ) -> None:
-        """latent_size, hidden_sizes and activation are of perceptrons, the last three of towers: channels and blocks in
-        each of the three parts. A limit of 30 tells values up to 900 apart; 300 is the paper's, 0 learns one number in
-        [-1, 1]."""
+        """Perceptrons use latent_size, hidden_sizes and activation; towers use stem, and channels and blocks in each of
+        the three parts. A limit of 30 represents values up to 900; the paper's is 300; 0 is a scalar in [-1, 1]."""
         super().__init__()
         self.value_support, self.reward_support = make_support(value_limit), make_support(reward_limit)
-        space, self.observation_key = visible(spaces.observation)
+        space, self.observation_key = encoded_space(spaces.observation)
         self.continuous, action_size, self.policy_size = action_sizes(spaces.action)
         one_hot = None if self.continuous else torch.eye(action_size)
         self.register_buffer("action_one_hot", one_hot, persistent=False)
         if network == "conv" or (network == "auto" and is_image(space)):
-            stack = spaces.frame_stack if space is spaces.observation else 1  # entries may differ in what they stack
-            discrete, size = not self.continuous, {"channels": channels, "blocks": blocks}
-            parts = tower_parts(space, action_size, stem=stem, stack=stack, discrete=discrete, **size)
+            stack = spaces.frame_stack if space is spaces.observation else 1  # entries of a Dict may differ in it
+            parts = tower_parts(space, spaces.action, channels, blocks, stem=stem, stack=stack)
         else:
             parts = perceptron_parts(space, action_size, latent_size, hidden_sizes, activation)
         self.register_buffer("action_places", parts.action_places, persistent=False)
@@ -172,15 +170,14 @@ class MuZeroModel(PlanningModel):
         return bounded_log_std(policy) if self.continuous else policy, self.value(features)
 
     def transition(self, state: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
-        features = self.imagined(state, action)
+        features = self.dynamics_features(state, action)
         return self.next_latent(features), self.reward(features)
 
-    def imagined(self, latent: Tensor, action: Tensor) -> Tensor:
-        """The dynamics' features of latents [B, L] and actions."""
+    def dynamics_features(self, latent: Tensor, action: Tensor) -> Tensor:
         return cast(Tensor, self.dynamics_trunk(self.with_action(latent, action)))
 
     def with_action(self, latent: Tensor, action: Tensor) -> Tensor:
-        """Latents [B, L], actions [B] or [B, ...], side by side: numbers, or planes where the latent has planes."""
+        """Latents [B, L] and actions [B] or [B, ...], concatenated: vectors [B, L + A], or planes for towers."""
         numbers = action.flatten(1) if self.action_one_hot is None else F.embedding(action, self.action_one_hot)
         if not self.is_tower:
             return torch.cat([latent, numbers], 1)
@@ -191,12 +188,12 @@ class MuZeroModel(PlanningModel):
         return torch.cat(cells, 3).permute(0, 3, 1, 2)
 
     def next_latent(self, features: Tensor) -> Tensor:
-        """[B, L] of what the dynamics' trunk gave."""
+        """Features of the dynamics to latents [B, L]."""
         return self.as_latent(self.next_state(features))
 
     def as_latent(self, features: Tensor) -> Tensor:
-        """Rows [B, L] between 0 and 1. Of planes [B, C, H, W], a row has cell after cell with its C numbers, as
-        convolutions have them in memory: so nothing is copied on the way in and out."""
+        """Vectors, or planes [B, C, H, W], to rows [B, L] in [0, 1]. The rows of planes are in channels-last order, the
+        memory layout of the convolutions: no conversion copies them."""
         return min_max_scaled(features.permute(0, 2, 3, 1).flatten(1) if self.is_tower else features)
 
     def as_planes(self, latent: Tensor) -> Tensor:
@@ -205,7 +202,7 @@ class MuZeroModel(PlanningModel):
 
 
 class Parts(NamedTuple):
-    """In what models of vectors and of planes differ."""
+    """The parts that differ between perceptrons and towers."""
 
     latent_shape: tuple[int, ...]
     encoder: nn.Module
@@ -213,7 +210,7 @@ class Parts(NamedTuple):
     dynamics_trunk: nn.Module
     next_state: nn.Module
     prediction_trunk: nn.Module
-    head: Callable[[int], nn.Module]  # so many outputs from a trunk's features
+    head: Callable[[int], nn.Module]  # (number of outputs) -> a head on a trunk's features
     action_places: Tensor | None = None
 
 
@@ -239,16 +236,17 @@ def perceptron_parts(
 
 
 def tower_parts(
-    space: gym.Space, action_size: int, *, channels: int, blocks: int, stem: Stem, stack: int, discrete: bool
+    space: gym.Space, action_space: gym.Space, channels: int, blocks: int, *, stem: Stem, stack: int
 ) -> Parts:
+    continuous, action_size, _ = action_sizes(action_space)
     encoder = Planes(space)
     representation, latent_shape = representation_tower(encoder.shape, channels, blocks, stack=stack, stem=stem)
-    is_board = discrete and encoder.shape[1:] == tuple(latent_shape[1:])
+    is_board = not continuous and encoder.shape[1:] == tuple(latent_shape[1:])
     places = places_on_board(action_size, *latent_shape[1:]) if is_board else None
 
     def head(outputs: int) -> nn.Sequential:
         features, size = flat_features(latent_shape)
-        return nn.Sequential(features, dense_head(size, lambda units: zero_linear(units, outputs)))
+        return nn.Sequential(features, dense_head(size, outputs))
 
     return Parts(
         latent_shape=tuple(latent_shape),
@@ -262,8 +260,8 @@ def tower_parts(
     )
 
 
-def visible(space: gym.Space) -> tuple[gym.Space, str | None]:
-    """What a model encodes: all but a mask of legal actions; if that is a single entry, its space and its key."""
+def encoded_space(space: gym.Space) -> tuple[gym.Space, str | None]:
+    """The space without a mask of legal actions. If one entry is left: its space and its key."""
     if not isinstance(space, gym.spaces.Dict):
         return space, None
     entries = dict(space.spaces)
@@ -276,7 +274,7 @@ def visible(space: gym.Space) -> tuple[gym.Space, str | None]:
 
 
 def action_sizes(space: gym.Space) -> tuple[bool, int, int]:
-    """Whether actions are continuous, how many numbers stand for one in the dynamics, how many for a policy."""
+    """(whether actions are continuous, numbers per action in the dynamics, numbers per policy)."""
     if isinstance(space, gym.spaces.Discrete):
         return False, int(space.n), int(space.n)
     if isinstance(space, gym.spaces.Box) and space.dtype.kind == "f":
@@ -288,16 +286,8 @@ def action_sizes(space: gym.Space) -> tuple[bool, int, int]:
     )
 
 
-def zero_linear(fan_in: int, fan_out: int) -> nn.Linear:
-    """A layer that says nothing at first: every action as likely, every value and reward 0."""
-    layer = nn.Linear(fan_in, fan_out)
-    nn.init.zeros_(layer.weight)
-    nn.init.zeros_(layer.bias)
-    return layer
-
-
 class ScaledGradient(torch.autograd.Function):
-    """x, through which only `scale` of a gradient passes."""
+    """The identity. The gradient is multiplied by `scale`."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, scale: float) -> Tensor:
@@ -310,8 +300,10 @@ class ScaledGradient(torch.autograd.Function):
 
 
 def half_precision(device: torch.device, *, enabled: bool) -> AbstractContextManager[Any]:
-    """On a GPU, products and convolutions of 16-bit floats: half the memory to move, and no fewer digits than TF32 has,
-    to which they are rounded anyway. Gradients, though, would need scaling to be told from 0."""
+    """Autocast to 16-bit floats on a GPU where TF32 is allowed: half the memory traffic, and no fewer digits than TF32.
+
+    Not for training: gradients would need scaling against underflow.
+    """
     if not (enabled and device.type == "cuda" and torch.backends.cudnn.allow_tf32):
         return nullcontext()
     return torch.autocast(device.type, torch.float16, cache_enabled=False)
@@ -322,13 +314,13 @@ def scale_gradient(x: Tensor, scale: float) -> Tensor:
 
 
 def min_max_scaled(latent: Tensor) -> Tensor:
-    """Each row [L] of [B, L] stretched to [0, 1]."""
+    """Each row of [B, L] scaled to [0, 1]."""
     low, high = latent.amin(1, keepdim=True), latent.amax(1, keepdim=True)
     return (latent - low) / (high - low).clamp(min=SMALLEST_RANGE)
 
 
 def bounded_log_std(policy: Tensor) -> Tensor:
-    """[B, 2 D], means as they are, log_stds squashed into their range so that 0 stays 0 (a standard deviation of 1)."""
+    """[B, 2 D]: the means unchanged, the log_stds squashed into LOG_STD_RANGE by a function that maps 0 to 0."""
     mean, log_std = policy.chunk(2, 1)
     low, high = LOG_STD_RANGE
     return torch.cat([mean, low + (high - low) * torch.sigmoid(log_std + math.log(-low / high))], 1)

@@ -1,9 +1,10 @@
-"""Networks that several algorithms use: perceptrons, the Nature CNN, an encoder for every observation space."""
+"""Networks that several algorithms use: perceptrons, the Nature CNN, and an encoder for each observation space."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Literal, TypeAlias, cast
 
@@ -18,78 +19,68 @@ from rl_training.config import InputError
 Activation: TypeAlias = Literal["tanh", "relu", "elu", "silu"]
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "tanh": nn.Tanh,
-    "relu": lambda: nn.ReLU(inplace=True),  # what a linear layer put out, nobody needs again
+    "relu": partial(nn.ReLU, inplace=True),  # only the activation reads the output of a linear layer
     "elu": nn.ELU,
     "silu": nn.SiLU,
 }
 HIDDEN_GAIN = math.sqrt(2)
-Init: TypeAlias = Literal["orthogonal", "torch"]  # torch: as nn.Linear and nn.Conv2d come, usual where Q is learned
+Init: TypeAlias = Literal["orthogonal", "torch"]  # torch: the default of nn.Linear and nn.Conv2d, usual in Q-learning
 
 
 def initialize(layer: nn.Linear | nn.Conv2d, init: Init, gain: float = HIDDEN_GAIN) -> nn.Linear | nn.Conv2d:
-    return orthogonal(layer, gain) if init == "orthogonal" else layer
-
-
-def orthogonal(layer: nn.Linear | nn.Conv2d, gain: float = HIDDEN_GAIN) -> nn.Linear | nn.Conv2d:
-    """Initialise a layer's weight as `gain` times an orthogonal matrix, its bias as zero."""
-    nn.init.orthogonal_(layer.weight, gain)
-    if layer.bias is not None:
-        nn.init.zeros_(layer.bias)
+    """Orthogonal: the weight is `gain` times an orthogonal matrix, the bias is zero."""
+    if init == "orthogonal":
+        nn.init.orthogonal_(layer.weight, gain)
+        if layer.bias is not None:
+            nn.init.zeros_(layer.bias)
     return layer
 
 
-def mlp(
-    sizes: Sequence[int],
-    activation: Activation = "tanh",
-    *,
-    output_gain: float = HIDDEN_GAIN,
-    init: Init = "orthogonal",
-) -> nn.Sequential:
-    """Linear layers of these sizes, input first, with an activation between any two."""
+def zero_linear(fan_in: int, fan_out: int) -> nn.Linear:
+    """A linear layer initialised to zero: uniform policy, value 0 and reward 0 at first."""
+    layer = nn.Linear(fan_in, fan_out)
+    nn.init.zeros_(layer.weight)
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
+def mlp(sizes: Sequence[int], activation: Activation = "tanh", *, init: Init = "orthogonal") -> nn.Sequential:
+    """Linear layers with activations between them. The first of `sizes` is the input's."""
+    return nn.Sequential(*list(mlp_trunk(sizes, activation, init=init))[:-1])
+
+
+def mlp_trunk(sizes: Sequence[int], activation: Activation, *, init: Init = "orthogonal") -> nn.Sequential:
+    """Linear layers, each followed by an activation. The first of `sizes` is the input's."""
     layers: list[nn.Module] = []
-    for i, (fan_in, fan_out) in enumerate(pairwise(sizes)):
-        if i > 0:
-            layers.append(ACTIVATIONS[activation]())
-        gain = output_gain if i == len(sizes) - 2 else HIDDEN_GAIN
-        layers.append(initialize(nn.Linear(fan_in, fan_out), init, gain))
+    for fan_in, fan_out in pairwise(sizes):
+        layers += [initialize(nn.Linear(fan_in, fan_out), init), ACTIVATIONS[activation]()]
     return nn.Sequential(*layers)
-
-
-def mlp_trunk(sizes: Sequence[int], activation: Activation = "tanh", *, init: Init = "orthogonal") -> nn.Sequential:
-    """Linear layers of these sizes, input first, each followed by an activation; nothing where there is one size."""
-    return (
-        nn.Sequential(*mlp(sizes, activation, init=init), ACTIVATIONS[activation]()) if sizes[1:] else nn.Sequential()
-    )
 
 
 class NatureCNN(nn.Module):
     """The convolutional encoder of Mnih et al. (2015): uint8 images [B, ...] to features [B, 512] after a ReLU.
 
-    Images are [H, W], [C, H, W], [H, W, C], or a stack [S, H, W], [S, C, H, W], [S, H, W, C]; a stack's images become
-    channels. Channels are the axis beside height and width that is the smaller.
+    Images are [H, W], [C, H, W], [H, W, C], or a stack [S, H, W], [S, C, H, W], [S, H, W, C] whose images become
+    channels. Of the last and the third-last axis, the smaller one holds the channels.
     """
 
     MIN_SIDE = 36
 
     def __init__(self, space: gym.spaces.Box, init: Init = "orthogonal", *, dense: bool = True) -> None:
-        """dense False: the flattened convolutions, for heads that have hidden layers of their own."""
+        """dense False: the features are the flattened convolutions, for heads with their own hidden layers."""
         super().__init__()
-        self.to_channels, (channels, height, width) = _channels_first(space.shape)
+        last = len(space.shape) > 2 and space.shape[-1] < space.shape[-3]
+        self.to_channels, (channels, height, width) = channels_first(space.shape, last=last)
         if min(height, width) < self.MIN_SIDE:
             raise InputError(
                 f"images of shape {space.shape} are too small for the Nature CNN, which needs {self.MIN_SIDE} x "
                 f"{self.MIN_SIDE}: resize them (gymnasium.wrappers.ResizeObservation) or make them vectors "
                 "(gymnasium.wrappers.FlattenObservation)"
             )
-        self.convolutions = nn.Sequential(
-            initialize(nn.Conv2d(channels, 32, 8, stride=4), init),
-            nn.ReLU(inplace=True),
-            initialize(nn.Conv2d(32, 64, 4, stride=2), init),
-            nn.ReLU(inplace=True),
-            initialize(nn.Conv2d(64, 64, 3, stride=1), init),
-            nn.ReLU(inplace=True),
-            nn.Flatten(),
-        )
+        layers: list[nn.Module] = []
+        for fan_in, fan_out, size, stride in ((channels, 32, 8, 4), (32, 64, 4, 2), (64, 64, 3, 1)):
+            layers += [initialize(nn.Conv2d(fan_in, fan_out, size, stride), init), nn.ReLU(inplace=True)]
+        self.convolutions = nn.Sequential(*layers, nn.Flatten())
         with torch.no_grad():
             flat_size = self.convolutions(torch.zeros(1, channels, height, width)).shape[1]
         self.size: int = 512 if dense else flat_size
@@ -102,21 +93,19 @@ class NatureCNN(nn.Module):
         return cast(Tensor, self.dense(self.convolutions(image)))
 
 
-def _channels_first(shape: tuple[int, ...]) -> tuple[Callable[[Tensor], Tensor], tuple[int, int, int]]:
-    """How to bring images [B, *shape] to [B, C, H, W], and what C, H, W then are."""
-    if len(shape) == 2:
-        return lambda x: x.unsqueeze(1), (1, *shape)
-    last = shape[-1] < shape[-3]
-    if len(shape) == 3:
-        channels, height, width = (shape[2], shape[0], shape[1]) if last else shape
-        return (lambda x: x.permute(0, 3, 1, 2)) if last else (lambda x: x), (channels, height, width)
-    stack, (channels, height, width) = shape[0], (shape[3], shape[1], shape[2]) if last else shape[1:]
-    to_channels = (lambda x: x.permute(0, 1, 4, 2, 3).flatten(1, 2)) if last else (lambda x: x.flatten(1, 2))
-    return to_channels, (stack * channels, height, width)
+def channels_first(shape: tuple[int, ...], *, last: bool) -> tuple[Callable[[Tensor], Tensor], tuple[int, int, int]]:
+    """(a function from images [B, *shape] to [B, C, H, W], (C, H, W)). last: the last axis holds the channels."""
+
+    def to_channels(images: Tensor) -> Tensor:
+        images = images.movedim(-1, -3) if last else images
+        return images.unsqueeze(1) if len(shape) == 2 else images.flatten(1, -3)
+
+    _, channels, height, width = to_channels(torch.empty(1, *shape)).shape
+    return to_channels, (channels, height, width)
 
 
 class Flatten(nn.Module):
-    """A Box of any shape, or bits, as a float vector; bytes are scaled to [0, 1]."""
+    """A Box or MultiBinary observation as a float vector; bytes are scaled to [0, 1]."""
 
     def __init__(self, space: gym.Space) -> None:
         super().__init__()
@@ -142,7 +131,7 @@ class OneHot(nn.Module):
 
 
 class DictEncoder(nn.Module):
-    """The features of every entry of a Dict space, side by side."""
+    """The concatenated features of all entries of a Dict space."""
 
     def __init__(self, space: gym.spaces.Dict, init: Init = "orthogonal") -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Parameters of a network as one vector: what optimizers step on, and what is sent to actors elsewhere."""
+"""The parameters of a network as one vector, for optimizers and for actors in other processes."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _ALIGNMENT = 16  # elements: parameters start at multiples of 64 bytes, as if al
 
 
 class FlatParameters:
-    """Parameters, and once an optimizer asks for them their gradients, as one vector each.
+    """One vector of all trainable parameters, and one of their gradients, allocated when an optimizer first uses it.
 
-    Each parameter becomes a view of the vector. Modules work as before, `load_state_dict` included, as long as nothing
+    Each parameter becomes a view of the vector. Modules and their `load_state_dict` work as before, as long as nothing
     replaces their tensors: move a model to its device first.
     """
 
@@ -33,7 +33,7 @@ class FlatParameters:
 
     @property
     def gradient(self) -> Tensor:
-        """The gradient as one vector; each parameter's `grad` is a view of it."""
+        """Each parameter's `grad` is a view of it."""
         if self._gradient is None:
             self._gradient = torch.zeros_like(self.vector)
             for p, view in zip(self.parameters, self.views(self._gradient), strict=True):
@@ -41,18 +41,17 @@ class FlatParameters:
         return self._gradient
 
     def views(self, vector: Tensor) -> list[Tensor]:
-        """A vector as long as this one, in the parameters' shapes and strides: convolutions may be channels last."""
+        """Views of `vector` with the parameters' shapes and strides: convolutions may be channels last."""
         places = zip(self.parameters, self.offsets, strict=True)
         return [vector.as_strided(p.shape, p.stride(), vector.storage_offset() + offset) for p, offset in places]
 
     def group(self, parameters: Sequence[nn.Parameter]) -> FlatParameters:
-        """Consecutive parameters of these, as a slice of the same vectors."""
+        """Consecutive parameters, as a slice of the same vectors."""
         begin = next(i for i, p in enumerate(self.parameters) if p is parameters[0])
         end = begin + len(parameters)
         if not all(p is q for p, q in zip(self.parameters[begin:end], parameters, strict=True)):
             raise ValueError("a parameter group should be consecutive parameters of the model")
-        first = self.offsets[begin]
-        last = self.offsets[end] if end < len(self.offsets) else len(self.vector)
+        first, last = ([*self.offsets, len(self.vector)][i] for i in (begin, end))
         part = FlatParameters.__new__(FlatParameters)
         part.parameters = self.parameters[begin:end]
         part.offsets = [offset - first for offset in self.offsets[begin:end]]
@@ -65,7 +64,7 @@ def num_parameters(model: nn.Module) -> int:
 
 
 def pack_weights(model: nn.Module, version: int) -> Weights:
-    """All parameters of a model, one after the other, and its buffers, copied to arrays."""
+    """Copies of all parameters of a model, as one vector, and of its buffers."""
     vector = torch.cat([p.detach().reshape(-1) for p in model.parameters()]).cpu().numpy()
     return Weights(vector, {name: b.detach().cpu().numpy().copy() for name, b in model.named_buffers()}, version)
 

@@ -1,4 +1,4 @@
-"""The value of every action, from one look at the observation."""
+"""The Q-network of DQN."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from rl_training.types import Spaces, TensorTree
 
 
 class QNetwork(nn.Module):
-    """A perceptron on the encoded observation; on a single image the Nature CNN, whose one hidden layer has 512 units.
+    """A perceptron on the encoded observation; on a single image the Nature CNN with one hidden layer of 512 units.
 
-    dueling (Wang et al., arXiv:1511.06581): Q = V + A - mean A, from two perceptrons. The gradient that enters the
-    convolutions is not scaled by 1/sqrt(2), as it was in the paper: clipping its norm does for stability.
+    dueling (Wang et al., arXiv:1511.06581): Q = V + A - mean A, from two perceptrons. Unlike in the paper, the gradient
+    that enters the convolutions is not scaled by 1/sqrt(2): clipping its norm is enough for stability.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class QNetwork(nn.Module):
         self.head = Dueling(*streams) if dueling else streams[0]
 
     def forward(self, obs: TensorTree) -> Tensor:
-        """[B, A] values at observations [B, ...]."""
+        """Observations [B, ...] to Q-values [B, A]."""
         return cast(Tensor, self.head(self.encoder(obs)))
 
 

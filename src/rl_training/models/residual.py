@@ -1,4 +1,4 @@
-"""Residual towers over images and boards, as MuZero and EfficientZero (Ye et al., arXiv:2111.00210) have them."""
+"""The residual towers of MuZero and EfficientZero (Ye et al., arXiv:2111.00210), for images and boards."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rl_training.config import InputError
-from rl_training.models.networks import _channels_first
+from rl_training.models.networks import channels_first, zero_linear
+from rl_training.ops.augment import channels_last
 
 Stem: TypeAlias = Literal["residual", "strided"]
 MIN_SIDE_TO_SHRINK = 36  # smaller images, and boards, keep their size
-CHANGE_GAIN = 10.0  # how much more a tower sees at first of what changes than of what stands still
+CHANGE_GAIN = 10.0  # initial weight of the differences between images, relative to the newest image
 HEAD_CHANNELS, HEAD_UNITS = 16, 32
 
 
 class Planes(nn.Module):
-    """Images or boards [B, ...] as planes [B, channels, height, width] of floats; bytes are scaled to [0, 1]."""
+    """Images or boards [B, ...] as float planes [B, C, H, W]; bytes are scaled to [0, 1]."""
 
     def __init__(self, space: gym.Space) -> None:
         super().__init__()
@@ -39,19 +40,12 @@ class Planes(nn.Module):
 
 
 def planes_first(shape: tuple[int, ...]) -> tuple[Callable[[Tensor], Tensor], tuple[int, int, int]]:
-    """How to bring [B, *shape] to [B, C, H, W], and what C, H, W then are.
-
-    A board may have more planes than a side has squares, so where two of three axes are equal, the third holds planes.
-    """
-    if len(shape) == 3 and shape[1] == shape[2]:
-        return lambda x: x, shape
-    if len(shape) == 3 and shape[0] == shape[1]:
-        return lambda x: x.permute(0, 3, 1, 2), (shape[2], shape[0], shape[1])
-    return _channels_first(shape)
+    """`channels_first`, where of three axes two are equal, the third holds planes: a board may have many of them."""
+    return channels_first(shape, last=channels_last(shape))
 
 
 class ResidualBlock(nn.Module):
-    """relu(shortcut(x) + two convolutions of x); the shortcut is x itself unless the block changes the shape."""
+    """relu(shortcut(x) + two convolutions of x). The shortcut is the identity unless the block changes the shape."""
 
     def __init__(self, fan_in: int, fan_out: int, stride: int = 1) -> None:
         super().__init__()
@@ -64,9 +58,9 @@ class ResidualBlock(nn.Module):
 
 
 class Dynamics(nn.Module):
-    """The latent and the action, planes [B, channels + actions, H, W], to the next latent [B, channels, H, W].
+    """Planes [B, channels + actions, H, W] of latent and action to the next latent [B, channels, H, W].
 
-    What the first convolution puts out is added to the latent.
+    The output of the first convolution is added to the latent.
     """
 
     def __init__(self, channels: int, action_planes: int, blocks: int) -> None:
@@ -80,10 +74,10 @@ class Dynamics(nn.Module):
 
 
 class StackConvolution(nn.Conv2d):
-    """A convolution of the newest image of a stack, and of what changed from each image to the next.
+    """A convolution over the newest image of a stack and the differences between consecutive images.
 
-    Filters over the images themselves see mostly what stands still, and late what is small and moves.
-    These are folded into such filters, so that images are read no more often.
+    Filters over the images themselves respond mostly to the background, and learn late to see small moving objects.
+    The differences are folded into the filters, so the images are convolved only once.
     """
 
     fold: Tensor  # [C, C]
@@ -98,16 +92,14 @@ class StackConvolution(nn.Conv2d):
 
 
 def newest_and_changes(stack: int) -> Tensor:
-    """[S, S] What makes of S images, the oldest first, the newest one and S - 1 changes."""
-    change = torch.eye(stack) - torch.eye(stack).roll(-1, 1)
-    change[0] = 0
-    change *= CHANGE_GAIN
-    change[0, -1] = 1
+    """[S, S] The matrix from S images, oldest first, to the newest image and the S - 1 scaled differences."""
+    change = CHANGE_GAIN * (torch.eye(stack) - torch.eye(stack).roll(-1, 1))
+    change[0] = torch.eye(stack)[-1]
     return change
 
 
 def first_convolution(stack: int, fan_in: int, fan_out: int, *, size: int = 3, stride: int = 1) -> nn.Sequential:
-    """Of planes that hold `stack` images; normalised."""
+    """A normalised convolution over the planes of `stack` images."""
     padding = (size - stride + 1) // 2
     if stack > 1 and fan_in % stack == 0:
         layer: nn.Conv2d = StackConvolution(stack, fan_in, fan_out, size, stride, padding)
@@ -131,11 +123,12 @@ def residual_blocks(channels: int, count: int) -> nn.Sequential:
 def representation_tower(
     planes: tuple[int, int, int], channels: int, blocks: int, *, stack: int = 1, stem: Stem = "residual"
 ) -> tuple[nn.Sequential, torch.Size]:
-    """Planes [B, C, H, W], of `stack` images, to latents, and the shape of one of those; large images become 16 times
-    smaller each way."""
-    enter = STEMS[stem] if min(planes[1:]) >= MIN_SIDE_TO_SHRINK else flat_stem
-    entry = nn.Sequential(*enter(stack, planes[0], channels))
-    tower = nn.Sequential(entry, residual_blocks(channels, blocks))
+    """(a tower from planes [B, *planes] of `stack` images to latents, the shape of a latent).
+
+    Height and width of large images are divided by 16.
+    """
+    make_stem = STEMS[stem] if min(planes[1:]) >= MIN_SIDE_TO_SHRINK else flat_stem
+    tower = nn.Sequential(nn.Sequential(*make_stem(stack, planes[0], channels)), residual_blocks(channels, blocks))
     with torch.no_grad():
         shape = tower.eval()(torch.zeros(1, *planes)).shape[1:]
     return tower.train(), shape
@@ -146,7 +139,7 @@ def flat_stem(stack: int, planes: int, channels: int) -> list[nn.Module]:
 
 
 def residual_stem(stack: int, planes: int, channels: int) -> list[nn.Module]:
-    """EfficientZero's."""
+    """EfficientZero's downsampling."""
     half = channels // 2
     return [
         first_convolution(stack, planes, half, stride=2),
@@ -161,7 +154,7 @@ def residual_stem(stack: int, planes: int, channels: int) -> list[nn.Module]:
 
 
 def strided_stem(stack: int, planes: int, channels: int) -> list[nn.Module]:
-    """Large steps first, as the Nature CNN takes them, with as many filters: with 64 planes a sixth of the work."""
+    """Large strides first, with the Nature CNN's number of filters: a sixth of the work at 64 channels."""
     filters = min(channels, 32)
     return [
         first_convolution(stack, planes, filters, size=8, stride=4),
@@ -177,8 +170,10 @@ STEMS: dict[Stem, Callable[[int, int, int], list[nn.Module]]] = {"residual": res
 
 
 def places_on_board(actions: int, height: int, width: int) -> Tensor | None:
-    """[A, H * W] 1 where an action may put a stone, if actions are a board's cells or its columns: convolutions, alike
-    everywhere, would have to find the place of action number 3 by counting from the edge."""
+    """[A, H * W] The cells where each action may put a stone, if actions are the cells or the columns of a board.
+
+    Convolutions are the same at every cell. They would have to count from the border to find the cell of an action.
+    """
     if actions == height * width:
         return torch.eye(actions)
     if actions == width:
@@ -187,12 +182,13 @@ def places_on_board(actions: int, height: int, width: int) -> Tensor | None:
 
 
 def flat_features(latent_shape: tuple[int, ...]) -> tuple[nn.Sequential, int]:
-    """The latent [B, C, H, W] as a vector, and that vector's size: a few channels of each cell."""
+    """(a 1x1 convolution of latents [B, C, H, W] to vectors, the size of a vector)."""
     channels, height, width = latent_shape
     layers = [nn.Conv2d(channels, HEAD_CHANNELS, 1, bias=False), nn.BatchNorm2d(HEAD_CHANNELS), nn.ReLU(), nn.Flatten()]
     return nn.Sequential(*layers), HEAD_CHANNELS * height * width
 
 
-def dense_head(fan_in: int, last: Callable[[int], nn.Linear]) -> nn.Sequential:
-    """One hidden layer, then what `last` makes for its units."""
-    return nn.Sequential(nn.Linear(fan_in, HEAD_UNITS), nn.BatchNorm1d(HEAD_UNITS), nn.ReLU(), last(HEAD_UNITS))
+def dense_head(fan_in: int, outputs: int) -> nn.Sequential:
+    """One hidden layer and a `zero_linear` layer."""
+    hidden = [nn.Linear(fan_in, HEAD_UNITS), nn.BatchNorm1d(HEAD_UNITS), nn.ReLU()]
+    return nn.Sequential(*hidden, zero_linear(HEAD_UNITS, outputs))

@@ -1,4 +1,4 @@
-"""The networks of soft actor-critic: a squashed Gaussian policy, and twin critics that run as one."""
+"""The networks of soft actor-critic: a squashed Gaussian policy and twin critics."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ IN_PLACE: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class SquashedGaussianPolicy(nn.Module):
-    """The policy of soft actor-critic. Its actions are vectors [A], whatever the shape of their Box."""
+    """The policy of soft actor-critic. Its actions are vectors [A]: a Box of several axes is flattened."""
 
     def __init__(self, spaces: Spaces, hidden_sizes: Sequence[int], activation: Activation) -> None:
         super().__init__()
@@ -36,19 +36,19 @@ class SquashedGaussianPolicy(nn.Module):
         self.network = mlp([self.encoder.size, *hidden_sizes, outputs], activation, init="torch")
 
     def forward(self, obs: TensorTree) -> TanhGaussian:
-        """The policy at observations [B, ...], over actions [B, A]."""
+        """Observations [B, ...] to policies over actions [B, A]."""
         return self.policy(self.network(self.encoder(obs)))
 
     @staticmethod
     def policy(output: Numbers) -> TanhGaussian:
-        """From the network's output [B, 2 A], means before deviations; an ndarray will do."""
+        """From outputs [B, 2 A] of the network, means first: a tensor or an array."""
         size = output.shape[-1] // 2
         return TanhGaussian(output[..., :size], output[..., size:].clip(*LOG_STD_RANGE))
 
 
 class TwinCritic(nn.Module):
-    """Two values of an action, from one encoder. Unlike on-policy networks these keep their hidden layers on images:
-    without any, the best action would be the same in every state."""
+    """Two Q-values from one encoder. Unlike on-policy networks, critics of images have hidden layers: without any, the
+    best action would be the same in every state."""
 
     def __init__(self, spaces: Spaces, hidden_sizes: Sequence[int], activation: Activation) -> None:
         super().__init__()
@@ -57,14 +57,14 @@ class TwinCritic(nn.Module):
         self.network = TwinMLP([self.encoder.size + math.prod(spaces.action.shape), *hidden_sizes, 1], activation)
 
     def forward(self, obs: TensorTree, action: Tensor) -> Tensor:
-        """[2, B] values of actions [B, A] at observations [B, ...]."""
+        """Observations [B, ...] and actions [B, A] to Q-values [2, B]."""
         return cast(Tensor, self.network(torch.cat([self.encoder(obs), action], -1)).squeeze(-1))
 
 
 class TwinMLP(nn.Module):
-    """Two perceptrons on the same input [B, in], which give [2, B, out].
+    """Two perceptrons with the same input [B, in] and outputs [2, B, out].
 
-    Each pair of layers is one batched product, which is faster than two; activations need no memory of their own.
+    Each pair of layers is one batched product, which is faster than two. Activations work in place.
     """
 
     def __init__(self, sizes: Sequence[int], activation: Activation) -> None:
@@ -72,7 +72,7 @@ class TwinMLP(nn.Module):
         self.activation = IN_PLACE[activation]
         self.layers: list[tuple[nn.Parameter, nn.Parameter]] = []  # a ParameterList takes as long as a small product
         for i, (fan_in, fan_out) in enumerate(pairwise(sizes)):
-            bound = 1 / math.sqrt(fan_in)  # as nn.Linear has it
+            bound = 1 / math.sqrt(fan_in)  # that of nn.Linear
             weight = nn.Parameter(torch.empty(2, fan_in, fan_out).uniform_(-bound, bound))
             bias = nn.Parameter(torch.empty(2, 1, fan_out).uniform_(-bound, bound))
             self.register_parameter(f"weight{i}", weight)

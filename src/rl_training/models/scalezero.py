@@ -1,4 +1,4 @@
-"""ScaleZero (arXiv:2509.07945): one UniZero world model (arXiv:2406.10667) for several tasks, which grows in stages."""
+"""ScaleZero's model (arXiv:2509.07945): one UniZero world model (arXiv:2406.10667) for several tasks."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from torch import Tensor, nn
 
 from rl_training.config import InputError
 from rl_training.models.moe import Adapters, Routing, ScaledLinear
-from rl_training.models.muzero import PlanningModel, visible, zero_linear
-from rl_training.models.networks import Activation, make_encoder, mlp
+from rl_training.models.muzero import PlanningModel, encoded_space
+from rl_training.models.networks import Activation, make_encoder, mlp, zero_linear
 from rl_training.models.world_transformer import BLOCKED, Size, WorldTransformer
 from rl_training.ops.support import make_support
 from rl_training.types import History, Spaces, TensorTree
 
-TASK_STD = 0.02  # tasks have encoders and actions of their own: their embedding may start small
+TASK_STD = 0.02  # of the initial task embeddings: small, because each task has its own encoder and action tokens
 
 
 class Unrolled(NamedTuple):
-    """What the model says of sequences of H steps: before each and after the last of them, and of each step."""
+    """The model's predictions for sequences of H steps and H + 1 observations."""
 
     policy: Tensor  # [B, H + 1, A] logits
     value: Tensor  # [B, H + 1, atoms] logits
     reward: Tensor  # [B, H, atoms] logits
-    latent: Tensor  # [B, H, width] of the observation that follows
+    latent: Tensor  # [B, H, width] of the next observation
 
 
 class LatentEncoder(nn.Module):
-    """A task's observations as normalised latents. No gain is learned: latents cannot shrink to be predicted easily."""
+    """A task's observations as normalised latents. The norm has no gain, so that latents cannot shrink."""
 
     def __init__(self, space: gym.Space, width: int, hidden_sizes: Sequence[int], activation: Activation) -> None:
         super().__init__()
-        self.space, self.key = visible(space)
+        self.space, self.key = encoded_space(space)
         self.encoder = make_encoder(self.space, "torch")
         self.network = mlp([self.encoder.size, *hidden_sizes, width], activation, init="torch")
         self.norm = nn.LayerNorm(width, elementwise_affine=False)
@@ -52,15 +52,15 @@ class LatentEncoder(nn.Module):
 
 
 class Heads(nn.Module):
-    """A task's actions as tokens, and what it reads off the transformer's outputs.
+    """A task's action tokens, and its heads on the outputs of the transformer.
 
-    All but the latent's end in zeros. Through its normalisation those would have gradients of hundreds.
+    Policy, value and reward start at zero. The latent's head does not: its norm would have gradients of hundreds there.
     """
 
     def __init__(self, num_actions: int, width: int, value_size: int, reward_size: int) -> None:
         super().__init__()
         self.num_actions = num_actions
-        self.action = nn.Embedding(num_actions, width)  # of unit variance, as the latents are
+        self.action = nn.Embedding(num_actions, width)  # unit variance, like the latents
         self.policy = head(width, zero_linear(width, num_actions))
         self.value = head(width, zero_linear(width, value_size))
         self.reward = head(width, zero_linear(width, reward_size))
@@ -68,10 +68,10 @@ class Heads(nn.Module):
 
 
 class ScaleZeroModel(nn.Module):
-    """One transformer; encoder, actions and heads of each task its own; a task's embedding is added to its tokens.
+    """One transformer, with an encoder, action tokens, heads and an embedding added to the tokens for each task.
 
-    A step is two tokens: the latent, from which policy and value are read, then the action, from which reward and next
-    latent are. All stages' parameters are there from the start, so that checkpoints keep their shapes.
+    A step is two tokens. Policy and value are read at the latent's, reward and next latent at the action's. Adapters of
+    all stages are allocated at the start, so that checkpoints keep their shapes.
     """
 
     stage: Tensor
@@ -91,8 +91,8 @@ class ScaleZeroModel(nn.Module):
         task_embedding: bool = True,
         routing: Routing = "probability",
     ) -> None:
-        """hidden_sizes and activation are of the encoders. context: steps that a root or a node of a search looks back
-        upon, its own included. train_context: the same in unrolled sequences; None, as in the paper, is all of them."""
+        """hidden_sizes and activation are of the encoders. context: steps that the newest token sees in acting and
+        search, its own included. train_context: the same in training; None, as in the paper: the whole sequence."""
         super().__init__()
         if context < 1:
             raise InputError(f"context {context}: a step sees itself, give 1 or more")
@@ -108,18 +108,18 @@ class ScaleZeroModel(nn.Module):
         width, value_size, reward_size = size.width, self.value_support.size, self.reward_support.size
         self.encoders = nn.ModuleList(LatentEncoder(s.observation, width, hidden_sizes, activation) for s in spaces)
         self.heads = nn.ModuleList(Heads(count_actions(s.action), width, value_size, reward_size) for s in spaces)
-        self.task = nn.Parameter(torch.randn(len(spaces), width) * TASK_STD) if task_embedding else None
+        self.task_embedding = nn.Parameter(torch.randn(len(spaces), width) * TASK_STD) if task_embedding else None
         self.register_buffer("stage", torch.zeros((), dtype=torch.int64))
         self.register_load_state_dict_post_hook(_follow_stage)  # type: ignore[no-untyped-call]
         self.set_stage(0)
 
     def encode(self, task: int, obs: TensorTree) -> Tensor:
-        """Observations [.., ...] -> latents [.., width]. A copy of `encoders` makes a target encoder."""
+        """Observations [.., ...] -> latents [.., width]"""
         return cast(Tensor, self.encoders[task](obs))
 
     def unroll(self, task: int, obs: TensorTree, action: Tensor, history: History | None = None) -> Unrolled:
-        """Observations [B, H + 1, ...] and actions [B, H]: one causal pass over the true observations' latents, and
-        over the history before them, of which nothing is predicted."""
+        """One causal pass over observations [B, H + 1, ...] and actions [B, H], and over the history before them, for
+        which nothing is predicted."""
         heads = self.heads_of(task)
         tokens, blocked = self.tokens(task, obs, action, history)
         bias = self.transformer.bias(tokens.shape[1], tokens.shape[1], self.train_context) + blocked[:, None, None]
@@ -130,30 +130,32 @@ class ScaleZeroModel(nn.Module):
         )
 
     def tokens(self, task: int, obs: TensorTree, action: Tensor, history: History | None) -> tuple[Tensor, Tensor]:
-        """Tokens [B, L, width] of a history of up to P steps, of observations [B, H + 1, ...] and actions [B, H];
-        L = 2 (P + H) + 1. And [B, L] what is added to all scores of a token: BLOCKED where there was no such step."""
-        unknown = 0
+        """(tokens [B, L, width], biases [B, L] on their attention scores: BLOCKED for steps missing in the history).
+
+        From a history of up to P steps, observations [B, H + 1, ...] and actions [B, H]: L = 2 (P + H) + 1.
+        """
+        missing: Tensor | int = 0  # tokens
         if history is not None:
-            obs, action = joined(history["obs"], obs), torch.cat([history["action"], action], 1)
-            unknown = 2 * (history["action"].shape[1] - history["length"].unsqueeze(1))
+            obs, action = concatenated(history["obs"], obs), torch.cat([history["action"], action], 1)
+            missing = 2 * (history["action"].shape[1] - history["length"].unsqueeze(1))
         latents, actions = self.encode(task, obs), self.heads_of(task).action(action)
         steps = torch.stack([latents[:, :-1], actions], 2).flatten(1, 2)
         tokens = self.conditioned(task, torch.cat([steps, latents[:, -1:]], 1))
-        blocked = BLOCKED * (torch.arange(tokens.shape[1], device=tokens.device) < unknown).float()
+        blocked = BLOCKED * (torch.arange(tokens.shape[1], device=tokens.device) < missing).float()
         return tokens, blocked.expand(tokens.shape[:2])
 
     def for_task(self, task: int) -> TaskModel:
-        """The model as a search for one task sees it: a view, which needs no refresh when the model learns."""
+        """A view of the model for searches in one task. It shares the weights."""
         return TaskModel(self, task)
 
     def heads_of(self, task: int) -> Heads:
         return cast(Heads, self.heads[task])
 
     def conditioned(self, task: int, tokens: Tensor) -> Tensor:
-        return tokens if self.task is None else tokens + self.task[task]
+        return tokens if self.task_embedding is None else tokens + self.task_embedding[task]
 
     def add_stage(self) -> None:
-        """Freeze what the transformer has learned, and let the next adapter of every layer learn."""
+        """Freeze the trained weights of the transformer and train the next adapter of each layer."""
         self.set_stage(int(self.stage) + 1)
 
     def set_stage(self, stage: int) -> None:
@@ -167,9 +169,9 @@ class ScaleZeroModel(nn.Module):
             layer.stage = stage
 
     def trainable_parameters(self, stage: int | None = None) -> list[nn.Parameter]:
-        """What learns in a stage (now: the present one). Encoders, actions, heads and task embeddings always do.
+        """The parameters that a stage, by default the current one, trains.
 
-        Of the transformer stage 0 trains all but adapters and scales, later ones nothing but adapters and scales.
+        Stage 0 trains the transformer without adapters and scales, later stages only those. All else is always trained.
         """
         stage = int(self.stage) if stage is None else stage
         layers = list(self.scaled_layers())
@@ -182,92 +184,92 @@ class ScaleZeroModel(nn.Module):
 
     @contextmanager
     def fixed_weights(self) -> Iterator[None]:
-        """Within, no weight changes: what the stages add up to is computed once, not in each call. For searches.
+        """A context for searches, in which no weight changes: each layer combines its adapters once, not in each call.
 
-        On a GPU it is not: a captured graph goes on reading what it was captured with, which must be the parameters.
+        Not on a GPU: a captured graph keeps reading the tensors of its capture, which must be the parameters.
         """
         for layer in self.scaled_layers():
-            layer.kept = None if layer.weight.is_cuda else layer.combine(dropout=0.0).detach()
+            layer.fixed = None if layer.weight.is_cuda else layer.combine(dropout=0.0).detach()
         try:
             yield
         finally:
             for layer in self.scaled_layers():
-                layer.kept = None
+                layer.fixed = None
 
 
 class TaskModel(PlanningModel):
-    """A state is what the transformer remembers after an observation's token, and what it put out there.
+    """A state is the transformer's cache of keys and values after an observation's token, and the output at that token.
 
-    It remembers the keys and values of at most 2 context - 1 tokens, the newest in the last place, so that a place is a
-    distance; places that nothing has come to are blocked. Each transition forgets the two oldest, a whole step.
+    The cache has 2 context - 1 places. The newest token is in the last one, so that a place is a distance. Empty places
+    are blocked. Each transition drops the oldest step, which is two tokens.
     Row: keys and values [layers, 2, places, width], the output [width], 0 or BLOCKED [places].
     """
 
     def __init__(self, model: ScaleZeroModel, task: int) -> None:
         super().__init__()
-        self.model, self.task, self.own = model, task, model.heads_of(task)
+        self.model, self.task, self.heads = model, task, model.heads_of(task)
         self.value_support, self.reward_support = model.value_support, model.reward_support
-        self.policy_size = self.own.num_actions
+        self.policy_size = self.heads.num_actions
         self.width, self.places = model.transformer.size.width, 2 * model.context - 1
-        self.shape = (model.transformer.size.layers, 2, self.places, self.width)
-        self.sizes = [math.prod(self.shape), self.width, self.places]
-        self.state_size = sum(self.sizes)
+        self.cache_shape = (model.transformer.size.layers, 2, self.places, self.width)
+        self.row_sizes = [math.prod(self.cache_shape), self.width, self.places]
+        self.state_size = sum(self.row_sizes)
 
     def represent(self, obs: TensorTree) -> Tensor:
         return self.recall(obs, None)
 
     def recall(self, obs: TensorTree, history: History | None) -> Tensor:
         """The states after a history of up to context - 1 steps, or after none."""
-        out, memory, blocked = self.newest(obs, history)
-        missing = self.places - blocked.shape[1]
-        kept = F.pad(torch.stack(memory, 1), (0, 0, missing, 0))
-        return torch.cat([kept.flatten(1), out, F.pad(blocked, (missing, 0), value=BLOCKED)], 1)
+        out, cache, blocked = self.root_outputs(obs, history)
+        empty = self.places - blocked.shape[1]
+        filled = F.pad(torch.stack(cache, 1), (0, 0, empty, 0))
+        return torch.cat([filled.flatten(1), out, F.pad(blocked, (empty, 0), value=BLOCKED)], 1)
 
     def values(self, obs: TensorTree, history: History | None) -> Tensor:
-        """[B] Those of `initial`, without its states."""
-        return self.value_support.to_scalar(self.own.value(self.newest(obs, history)[0]))
+        """[B] The values of `initial`, without its states."""
+        return self.value_support.to_scalar(self.heads.value(self.root_outputs(obs, history)[0]))
 
-    def newest(self, obs: TensorTree, history: History | None) -> tuple[Tensor, list[Tensor], Tensor]:
-        """Outputs [B, width] at observations [B, ...]; each layer's keys and values [B, 2, L, width] of the history's
-        tokens and theirs; which of them are blocked [B, L].
+    def root_outputs(self, obs: TensorTree, history: History | None) -> tuple[Tensor, list[Tensor], Tensor]:
+        """(outputs [B, width] at observations [B, ...], each layer's cache [B, 2, L, width] of the history's tokens and
+        theirs, 0 or BLOCKED [B, L]).
 
-        One causal pass, anew for each root: what is remembered are steps, so that it is never older than the weights.
+        One causal pass for each root. A history holds steps, not keys and values, which old weights would have made.
         """
         model = self.model
-        seen = {key: x.unsqueeze(1) for key, x in obs.items()} if isinstance(obs, dict) else obs.unsqueeze(1)
+        current = {key: x.unsqueeze(1) for key, x in obs.items()} if isinstance(obs, dict) else obs.unsqueeze(1)
         count = len(next(iter(obs.values())) if isinstance(obs, dict) else obs)
-        no_action = torch.empty(count, 0, dtype=torch.int64, device=self.own.action.weight.device)
-        tokens, blocked = model.tokens(self.task, seen, no_action, history)
+        no_action = torch.empty(count, 0, dtype=torch.int64, device=self.heads.action.weight.device)
+        tokens, blocked = model.tokens(self.task, current, no_action, history)
         bias = model.transformer.bias(tokens.shape[1], tokens.shape[1]) + blocked[:, None, None]
-        out, memory = model.transformer(tokens, bias, newest=1)
-        return out.squeeze(1), memory, blocked
+        out, cache = model.transformer(tokens, bias, newest=1)
+        return out.squeeze(1), cache, blocked
 
     def predict(self, state: Tensor) -> tuple[Tensor, Tensor]:
-        out = torch.split(state, self.sizes, 1)[1]
-        return self.own.policy(out), self.own.value(out)
+        out = torch.split(state, self.row_sizes, 1)[1]
+        return self.heads.policy(out), self.heads.value(out)
 
     def transition(self, state: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
-        out, memory, blocked = self.act(state, action)
-        return self.look(self.own.latent(out), memory, blocked), self.own.reward(out)
+        out, cache, blocked = self.append_action(state, action)
+        return self.append_latent(self.heads.latent(out), cache, blocked), self.heads.reward(out)
 
-    def act(self, state: Tensor, action: Tensor) -> tuple[Tensor, list[Tensor], Tensor]:
-        """The output [B, width] at the action's token; what is remembered then, less its oldest step; and blocked."""
-        memory, _, blocked = torch.split(state, self.sizes, 1)
-        past = memory.reshape(len(state), *self.shape).unbind(1)
-        out, kept = self.append(self.own.action(action), past, F.pad(blocked, (0, 1)))
-        return out, [x[:, :, 2:] for x in kept], F.pad(blocked[:, 2:], (0, min(2, self.places)))
+    def append_action(self, state: Tensor, action: Tensor) -> tuple[Tensor, list[Tensor], Tensor]:
+        """(outputs [B, width] at the actions' tokens, the cache with them and without the oldest step, its blocks)."""
+        flat_cache, _, blocked = torch.split(state, self.row_sizes, 1)
+        past = flat_cache.reshape(len(state), *self.cache_shape).unbind(1)
+        out, cache = self.append(self.heads.action(action), past, F.pad(blocked, (0, 1)))
+        return out, [x[:, :, 2:] for x in cache], F.pad(blocked[:, 2:], (0, min(2, self.places)))
 
-    def look(self, latent: Tensor, past: Sequence[Tensor], blocked: Tensor) -> Tensor:
-        """The state after latents [B, width] at the end of a memory of places - 1 tokens."""
-        out, memory = self.append(latent, past, blocked)
-        return torch.cat([torch.stack(memory, 1).flatten(1), out, blocked], 1)
+    def append_latent(self, latent: Tensor, past: Sequence[Tensor], blocked: Tensor) -> Tensor:
+        """The states after latents [B, width] are appended to a cache of places - 1 tokens."""
+        out, cache = self.append(latent, past, blocked)
+        return torch.cat([torch.stack(cache, 1).flatten(1), out, blocked], 1)
 
     def append(self, token: Tensor, past: Sequence[Tensor], blocked: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """Outputs [B, width] at tokens [B, width], and the memory with them."""
+        """(outputs [B, width] at tokens [B, width], the cache with them)."""
         model = self.model
         bias = model.transformer.bias(1, blocked.shape[1]) + blocked[:, None, None]
-        out, memory = model.transformer(model.conditioned(self.task, token).unsqueeze(1), bias, past)
-        return out.squeeze(1), memory
+        out, cache = model.transformer(model.conditioned(self.task, token).unsqueeze(1), bias, past)
+        return out.squeeze(1), cache
 
 
 def head(width: int, *last: nn.Module) -> nn.Sequential:
@@ -284,7 +286,7 @@ def count_actions(space: gym.Space) -> int:
 
 
 def flatten_lead(obs: Any, space: gym.Space) -> tuple[tuple[int, ...], Any]:
-    """The leading axes of observations [.., ...], and these with one axis [N, ...] in place of those."""
+    """(the leading axes of observations [.., ...], the observations with these flattened to one [N, ...])."""
     if isinstance(space, gym.spaces.Dict):
         parts = {key: flatten_lead(obs[key], part) for key, part in space.spaces.items()}
         return next(iter(parts.values()))[0], {key: flat for key, (_, flat) in parts.items()}
@@ -293,10 +295,10 @@ def flatten_lead(obs: Any, space: gym.Space) -> tuple[tuple[int, ...], Any]:
     return tuple(lead), obs.flatten(0, len(lead) - 1)
 
 
-def joined(earlier: Any, later: Any) -> Any:
+def concatenated(earlier: Any, later: Any) -> Any:
     """Observations [B, P, ...] and [B, H, ...] -> [B, P + H, ...]"""
     if isinstance(later, dict):
-        return {key: joined(earlier[key], part) for key, part in later.items()}
+        return {key: concatenated(earlier[key], part) for key, part in later.items()}
     return torch.cat([earlier, later], 1)
 
 

@@ -1,4 +1,4 @@
-"""A causal transformer over (observation, action) tokens that remembers keys and values (UniZero, arXiv:2406.10667)."""
+"""A causal transformer over (observation, action) tokens with cached keys and values (UniZero, arXiv:2406.10667)."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from torch import Tensor, nn
 from rl_training.config import InputError
 from rl_training.models.moe import Adapters, MixtureOfExperts, Routing, ScaledLinear
 
-MAX_DISTANCE = 64  # tokens further back are all as far
-BLOCKED = -1e9  # added to a score: nothing comes through, and unlike -inf it can be stored and summed safely
+MAX_DISTANCE = 64  # larger distances between tokens share one bias
+BLOCKED = -1e9  # added to the attention score of a masked token; unlike -inf, sums of it are safe
 
 
 @dataclass(frozen=True)
 class Size:
-    """Of a transformer. The paper's is 768 wide, 4 layers, 24 heads, 8 experts of 3072; this one suits two cores."""
+    """The defaults are for two CPU cores. The paper's: width 768, 4 layers, 24 heads, 8 experts of 3072 units."""
 
     width: int = 64
     layers: int = 2
@@ -31,9 +31,9 @@ class Size:
 class WorldTransformer(nn.Module):
     """Pre-norm blocks of causal attention and a mixture of experts, and a norm at the end.
 
-    Positions enter as a learned number per head and distance, added to the attention scores of all layers. UniZero adds
-    an embedding of the absolute position to each token: then, as the window slides, remembered keys are no longer those
-    of their new position. A distance does not change when the oldest tokens are forgotten.
+    Positions enter as a learned bias per head and distance, added to the attention scores of all layers. UniZero adds
+    an embedding of the absolute position to each token: cached keys are then wrong once the window slides. Distances
+    do not change when the oldest tokens are dropped.
     """
 
     def __init__(self, size: Size, adapters: Adapters, *, routing: Routing = "probability") -> None:
@@ -41,16 +41,16 @@ class WorldTransformer(nn.Module):
         if size.width % size.heads:
             raise InputError(f"width {size.width} cannot be shared by {size.heads} heads: make it a multiple")
         self.size = size
-        # To begin with, heads look back more or less far: Press et al. (arXiv:2108.12409).
+        # Heads start with different ranges: Press et al. (arXiv:2108.12409).
         slopes = torch.exp2(-8 * torch.arange(1, size.heads + 1) / size.heads)
         self.distance_bias = nn.Parameter(-slopes[:, None] * torch.arange(MAX_DISTANCE))
         self.blocks = nn.ModuleList(Block(size, adapters, routing) for _ in range(size.layers))
         self.norm = nn.LayerNorm(size.width)
 
     def bias(self, length: int, total: int, window: int | None = None) -> Tensor:
-        """What is added to the scores [heads, length, total] of the newest `length` of `total` tokens.
+        """[heads, length, total] The bias on the attention scores of the newest `length` of `total` tokens.
 
-        window: tokens see so many steps, their own included; the first of all tokens is then an observation.
+        window: steps that a token sees, its own included; the first token is then an observation.
         """
         distance, mask = _distance_and_mask(length, total, window, self.distance_bias.device)
         return self.distance_bias[:, distance] + mask
@@ -58,17 +58,17 @@ class WorldTransformer(nn.Module):
     def forward(
         self, tokens: Tensor, bias: Tensor, past: Sequence[Tensor] | None = None, *, newest: int | None = None
     ) -> tuple[Tensor, list[Tensor]]:
-        """Tokens [B, L, width] after the P of `past` -> outputs [B, L, width], and keys and values to be remembered.
+        """Tokens [B, L, width] -> (outputs [B, L, width], each layer's keys and values [B, 2, P + L, width]).
 
-        Those are [B, 2, P + L, width] for each layer; bias is [B or 1, heads, L, P + L]. newest: the outputs are wanted
-        of so many tokens only, [B, newest, width], which saves most of the last block.
+        past: the keys and values of the P tokens before. bias [B or 1, heads, L, P + L]. newest: only the last `newest`
+        outputs are computed, which saves most of the last block.
         """
-        memory, last = [], len(self.blocks) - 1
+        cache, last = [], len(self.blocks) - 1
         for i, block in enumerate(self.blocks):
             outputs = newest if i == last else None
             tokens, keys_values = block(tokens, bias, None if past is None else past[i], outputs or tokens.shape[1])
-            memory.append(keys_values)
-        return self.norm(tokens), memory
+            cache.append(keys_values)
+        return self.norm(tokens), cache
 
 
 class Block(nn.Module):
@@ -102,8 +102,8 @@ class Block(nn.Module):
 
 @cache
 def _distance_and_mask(length: int, total: int, window: int | None, device: torch.device) -> tuple[Tensor, Tensor]:
-    """How many tokens back each lies [length, total], no further than the bias knows, and 0 or BLOCKED."""
-    with torch.inference_mode(False):  # these outlive the call, and may be needed where gradients are
+    """[length, total] each: the distance between tokens, below MAX_DISTANCE; 0, or BLOCKED for tokens not seen."""
+    with torch.inference_mode(False):  # the cached tensors may also be used in training
         newer, older = torch.arange(total - length, total)[:, None], torch.arange(total)[None]
         blocked = newer < older
         if window is not None:

@@ -1,15 +1,15 @@
 """Policies as distributions over actions, from the outputs of a network.
 
-A sample is a function of noise that is drawn with numpy, so that a run's random stream is the same on every device.
-The last axes are the action's own; log_prob, entropy and kl sum over them. For acting, where a call costs more than its
-arithmetic, Categorical and the Gaussians also take numpy arrays: what differs between the two stands at the end.
+A sample is a function of noise that numpy draws, so that a run's random stream is the same on every device. The last
+axes are those of an action; log_prob, entropy and kl sum over them. For acting, where a call costs more than its
+arithmetic, Categorical and the Gaussians also take numpy arrays.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar, cast
 
 import numpy as np
 import torch
@@ -29,7 +29,7 @@ class Distribution(Protocol):
         ...
 
     def noise(self, rng: np.random.Generator) -> Array:
-        """What `sample` needs for one draw."""
+        """The random numbers for one call of `sample`."""
         ...
 
     def sample(self, noise: Array) -> Numbers: ...
@@ -51,8 +51,7 @@ class Categorical:
         return self.log_probs.argmax(-1)
 
     def noise(self, rng: np.random.Generator) -> Array:
-        noise: Array = np.log(rng.standard_exponential(self.log_probs.shape, dtype=np.float32))
-        return noise
+        return cast(Array, np.log(rng.standard_exponential(self.log_probs.shape, dtype=np.float32)))
 
     def sample(self, noise: Array) -> Numbers:
         """The Gumbel-max trick: -log of an exponential variable is a Gumbel variable."""
@@ -135,8 +134,7 @@ class DiagGaussian:
         return self.mean
 
     def noise(self, rng: np.random.Generator) -> Array:
-        noise: Array = rng.standard_normal(self.mean.shape, dtype=np.float32)
-        return noise
+        return cast(Array, rng.standard_normal(self.mean.shape, dtype=np.float32))
 
     def sample(self, noise: Array) -> Numbers:
         return self.mean + _exp(self.log_std) * _like(self.mean, noise)
@@ -162,12 +160,11 @@ class TanhGaussian:
 
     @property
     def mode(self) -> Numbers:
-        """The action of the normals' mean: half of the others lie on either side of it."""
+        """tanh of the mean, which is the median of the actions."""
         return _tanh(self.mean)
 
     def noise(self, rng: np.random.Generator) -> Array:
-        noise: Array = rng.standard_normal(self.mean.shape, dtype=np.float32)
-        return noise
+        return cast(Array, rng.standard_normal(self.mean.shape, dtype=np.float32))
 
     def sample(self, noise: Array) -> Numbers:
         return _tanh(self.mean + _exp(self.log_std) * _like(self.mean, noise))
@@ -175,7 +172,7 @@ class TanhGaussian:
     def sample_with_log_prob(self, noise: Tensor) -> tuple[Tensor, Tensor]:
         """Actions [..., A] and their log-densities [...], both differentiable.
 
-        log(1 - tanh(u)^2) = 2 (log 2 - u - softplus(-2 u)) is exact where tanh(u) rounds to 1 as well.
+        log(1 - tanh(u)^2) = 2 (log 2 - u - softplus(-2 u)) is exact even where tanh(u) rounds to 1.
         """
         u = self.mean + self.log_std.exp() * noise
         log_slope = 2 * (math.log(2) - u - F.softplus(-2 * u))
@@ -191,7 +188,7 @@ def _total(terms: list[Tensor]) -> Tensor:
 
 
 def _like(x: Numbers, noise: Array) -> Numbers:
-    """The noise as what `x` is, where `x` is."""
+    """The noise as a tensor on the device of `x`, or as it is if `x` is an array."""
     return torch.from_numpy(noise).to(x.device) if isinstance(x, Tensor) else noise
 
 
@@ -211,7 +208,7 @@ def _log_softmax(x: Numbers) -> Numbers:
 
 
 def _pick(x: Numbers, index: Numbers) -> Numbers:
-    """x[..., index[...]]; an ndarray is [N, A] here."""
+    """x[..., index[...]]; arrays are [N, A]."""
     if isinstance(x, Tensor):
         return x.gather(-1, index.unsqueeze(-1)).squeeze(-1)
     return x[np.arange(len(index)), index]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import numpy as np
 from torch import Tensor
 
@@ -20,8 +22,8 @@ def gae(
 ) -> Tensor:
     """Generalized advantage estimation (Schulman et al., 2016, eq. 16), [T, N].
 
-    `next_value[t]` is the value of the state that step t really led to, so a truncated episode is
-    bootstrapped and a terminated one is not; neither leaks into the episode that follows it.
+    `next_value[t]` is the value of the state after step t, before any reset. A truncated episode is bootstrapped from
+    it, a terminated one is not; neither reads the next episode.
     """
     discount = gamma * ~terminated
     delta = reward + discount * next_value - value
@@ -31,7 +33,7 @@ def gae(
 def backward_sum(x: Tensor, decay: Tensor) -> Tensor:
     """y[t] = x[t] + decay[t] * y[t + 1], with y[T] = 0; [T, ...].
 
-    Each pass doubles the span that y[t] covers: log2(T) passes over the array instead of one for each of T rows.
+    Each pass doubles the span that y[t] covers: log2(T) passes over the array instead of T over its rows.
     """
     y, decay = x.clone(), decay.clone()
     span = 1
@@ -43,20 +45,19 @@ def backward_sum(x: Tensor, decay: Tensor) -> Tensor:
 
 
 def bootstrap_after(steps: Array, n: int | Array, count: int) -> Array:
-    """[B, count] How many rewards the n-step target of each of the first `count` steps sums before it bootstraps.
+    """[B, count] The number of rewards in the n-step targets of the first `count` steps of sequences.
 
-    The rewards of steps [B] of a sequence are known, that of the last step included. Where fewer than n are left, the
-    target sums these and bootstraps from the state after the last step.
+    The sequences have steps [B] known rewards. Where fewer than n are left, the target sums these and bootstraps from
+    the state after the last step.
     """
     left = steps[:, None] - np.arange(count)
-    after: Array = np.clip(np.minimum(left, np.asarray(n).reshape(-1, 1)), 0, None)
-    return after
+    return cast(Array, np.clip(np.minimum(left, np.asarray(n).reshape(-1, 1)), 0, None))
 
 
 def n_step_sum(reward: Array, after: Array, discount: float) -> Array:
-    """[B, count] sum over i < after[b, k] of discount^i reward[b, k + i], of reward [B, L].
+    """[B, count] Sums over i < after[b, k] of discount^i reward[b, k + i], for rewards [B, L].
 
-    discount may be negative: in games of two players the next reward is the other's.
+    The discount is negative where two players alternate.
     """
     total = np.zeros(after.shape, np.float32)
     for i in range(int(after.max())):

@@ -1,8 +1,8 @@
-"""Monte Carlo tree search of a learned model, B roots in one batch (MuZero, arXiv:1911.08265; Gumbel MuZero, Danihelka
-et al., 2022; EfficientZero, arXiv:2111.00210).
+"""Monte Carlo tree search with a learned model, for B roots in one batch (MuZero, arXiv:1911.08265; Gumbel MuZero,
+Danihelka et al., 2022; EfficientZero, arXiv:2111.00210).
 
-There is one search. What makes a variant are `Rules`: how to choose at the root, how to choose below it, and what is
-seen of Q in doing so. The network is the caller's: it is asked for one new node of every tree at a time.
+The variants differ in their `Rules`: how an edge is chosen at the root and below it, and how Q is transformed for that.
+The caller evaluates the network, for one new node of all trees at a time.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable
 from functools import lru_cache
 from itertools import count, pairwise
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import numpy as np
 
@@ -25,31 +25,31 @@ class Evaluation(NamedTuple):
 
     logits: Array  # [B, A] of the policy
     value: Array  # [B]
-    reward: Array  # [B] of the edges that led there; 0 for roots
+    reward: Array  # [B] of the edges to the nodes; 0 for roots
     discount: Array | float  # of those edges: V(parent) = reward + discount V(child); negative where players alternate
 
 
 class Packed(NamedTuple):
-    """An Evaluation as the compiled code takes it, float32 in one piece."""
+    """An Evaluation in the float32 arrays of the compiled code."""
 
     prediction: Array  # [B, A + 2] logits, value, reward
     discount: Array  # [B]
 
 
 Evaluate: TypeAlias = Callable[[int, Array, Array], Evaluation | Packed]
-"""(node, parent [B], action [B]): node number `node` of every tree b is reached from node parent[b] by edge action[b].
-The callee keeps the states of its nodes; the root's number is 0."""
+"""(node, parent [B], action [B]): node number `node` of tree b is the child of node parent[b] by edge action[b].
+The callee keeps the states of the nodes. The root is number 0."""
 
 
 class PartialEvaluate(NamedTuple):
-    """An Evaluate that is asked for one part of the trees and answers later; meanwhile another part is grown."""
+    """An asynchronous Evaluate for parts of the trees: another part is grown between `ask` and `answer`."""
 
-    edges: list[int]  # part i is trees edges[i] to edges[i + 1]
+    bounds: list[int]  # part i is trees bounds[i] to bounds[i + 1]
     ask: Callable[[int, int, Array, Array], None]  # (part, node, parent [trees], action [trees])
-    answer: Callable[[int], Packed]  # of a part that was asked; with the discounts [B] of all trees
+    answer: Callable[[int], Packed]  # of the part asked last, with the discounts [B] of all trees
 
 
-def at_once(evaluate: Evaluate, batch: int) -> PartialEvaluate:
+def synchronous(evaluate: Evaluate, batch: int) -> PartialEvaluate:
     answers: list[Packed] = []
 
     def ask(part: int, node: int, parent: Array, action: Array) -> None:
@@ -59,7 +59,7 @@ def at_once(evaluate: Evaluate, batch: int) -> PartialEvaluate:
 
 
 class Rules(NamedTuple):
-    """A variant of the search: compiled functions, whose parameters ops.tree describes."""
+    """The compiled functions of a variant. ops.tree documents their parameters."""
 
     root: Any
     interior: Any
@@ -83,14 +83,14 @@ KERNELS = {
 
 class SearchResult(NamedTuple):
     visits: Array  # [B, A] int32 of the root's edges
-    q: Array  # [B, A] of the root's edges; 0 where never visited
-    transformed: Array  # [B, A] what the rules see of it at the end
-    value: Array  # [B] mean of the returns from the root; the network's own value counts as one
+    q: Array  # [B, A] of the root's edges; 0 if unvisited
+    transformed: Array  # [B, A] Q as the rules read it, after the search
+    value: Array  # [B] mean of the network's value and the returns of all simulations
     depth: int  # of the deepest node
 
 
 class Search:
-    """Searches, one after the other, in an arena that is kept: a changed number of simulations allocates nothing."""
+    """Searches that reuse the arrays of the largest search so far."""
 
     def __init__(self, num_actions: int) -> None:
         self.num_actions = num_actions
@@ -108,19 +108,19 @@ class Search:
         gumbel: Array | None = None,
         constants: SearchConstants = SearchConstants(),  # noqa: B008
     ) -> SearchResult:
-        """Ask `evaluate` for one node per simulation. legal [B, A] and gumbel [B, A], scaled noise, are of the root."""
+        """Call `evaluate` once per simulation. legal [B, A] and gumbel [B, A] (scaled noise) are of the roots."""
         grow, _ = kernels(rules)
         batch = len(root.value)
         tree, table = self._prepare(rules, batch, num_simulations, legal, gumbel, constants)
-        numbers, room = as_floats(constants), np.empty((2, self.num_actions), np.float32)
-        partial = evaluate if isinstance(evaluate, PartialEvaluate) else at_once(evaluate, batch)
-        parts = list(pairwise(partial.edges))
-        grow(tree, 0, batch, compiled.ROOT, *_packed(root), table, numbers, room)
+        floats, buffer = as_floats(constants), np.empty((2, self.num_actions), np.float32)
+        partial = evaluate if isinstance(evaluate, PartialEvaluate) else synchronous(evaluate, batch)
+        parts = list(pairwise(partial.bounds))
+        grow(tree, 0, batch, compiled.ROOT, *_packed(root), table, floats, buffer)
         for part, (begin, end) in enumerate(parts):
             partial.ask(part, 1, *tree.leaf[:, begin:end])
         for node in range(1, num_simulations + 1):
             for part, (begin, end) in enumerate(parts):
-                grow(tree, begin, end, node, *partial.answer(part), table, numbers, room)
+                grow(tree, begin, end, node, *partial.answer(part), table, floats, buffer)
                 if node < num_simulations:
                     partial.ask(part, node + 1, *tree.leaf[:, begin:end])
         return _result(tree)
@@ -139,14 +139,12 @@ class Search:
         gumbel: Array | None = None,
         constants: SearchConstants = SearchConstants(),  # noqa: B008
     ) -> SearchResult:
-        """The same with a small network inside the compiled loop, where its rewards are value prefixes with their LSTM;
-        state [B, S] is the root's."""
+        """The same with a small network compiled in. state [B, S] is that of the roots. lstm: for value prefixes."""
         _, run = kernels(rules)
-        batch, size = state.shape
+        batch = len(state)
         tree, table = self._prepare(rules, batch, num_simulations, legal, gumbel, constants)
-        if self.states.shape[0] <= num_simulations or self.states.shape[1:] != state.shape:
-            nodes = max(num_simulations + 1, len(self.states))
-            self.states = np.empty((nodes, batch, size), np.float32)
+        if len(self.states) <= num_simulations or self.states.shape[1:] != state.shape:
+            self.states = np.empty((num_simulations + 1, *state.shape), np.float32)
         self.states[0] = state
         prediction, discounts = _packed(root).prediction, np.full(batch, discount, np.float32)
         run(tree, network, lstm, self.states, prediction, discounts, table, as_floats(constants))
@@ -170,7 +168,7 @@ class Search:
         tree.gumbel[:] = 0.0 if gumbel is None else gumbel
         tree.low[:], tree.high[:] = constants.low, constants.high
         tree.depth[:] = 0
-        tree.growth[:] = growth(constants.pb_c_init, constants.pb_c_base, len(tree.growth))
+        tree.puct_factor[:] = puct_factor(constants.pb_c_init, constants.pb_c_base, len(tree.puct_factor))
         if rules.root is not compiled.halving:
             tree.considered[:] = 0
             return tree, no_table(num_simulations)
@@ -179,20 +177,18 @@ class Search:
         return tree, considered_visits(most, num_simulations)
 
     def _arena(self, batch: int, nodes: int) -> Tree:
-        """Arrays for so many trees and nodes: those of the last search, if they are large enough."""
-        tree = self.tree
-        if tree is None or tree.low.shape[0] != batch or tree.value.shape[1] < nodes:
-            least = 0 if tree is None or tree.low.shape[0] != batch else tree.value.shape[1]
-            tree = self.tree = make_tree(batch, max(nodes, least), self.num_actions)
-        return tree
+        """Arrays for `batch` trees of at least `nodes` nodes: those of the last search, if they are large enough."""
+        if self.tree is None or self.tree.value.shape[0] != batch or self.tree.value.shape[1] < nodes:
+            self.tree = make_tree(batch, nodes, self.num_actions)
+        return self.tree
 
 
-OWN = count()  # rules that do not ship
+UNCACHED = count()  # labels of rules that are not in KERNELS
 
 
 @lru_cache
 def kernels(rules: Rules) -> Variant:
-    return KERNELS.get(rules) or compiled.compose(*rules, label=f"own_{next(OWN)}")
+    return KERNELS.get(rules) or compiled.compose(*rules, label=f"uncached_{next(UNCACHED)}")
 
 
 def as_floats(constants: SearchConstants) -> SearchConstants:
@@ -206,28 +202,20 @@ def _packed(evaluation: Evaluation | Packed) -> Packed:
     batch, actions = logits.shape
     prediction = np.empty((batch, actions + 2), np.float32)
     prediction[:, :actions], prediction[:, actions], prediction[:, actions + 1] = logits, value, reward
-    discounts = np.empty(batch, np.float32)
-    discounts[:] = discount
-    return Packed(prediction, discounts)
+    return Packed(prediction, np.full(batch, discount, np.float32))
 
 
 def _result(tree: Tree) -> SearchResult:
-    root = (slice(None), compiled.ROOT)
-    return SearchResult(
-        tree.visits[root].copy(),
-        tree.q[root].copy(),
-        tree.transformed.copy(),
-        tree.value[root].copy(),
-        int(tree.depth.max()),
-    )
+    visits, q, value = (array[:, compiled.ROOT].copy() for array in (tree.visits, tree.q, tree.value))
+    return SearchResult(visits, q, tree.transformed.copy(), value, int(tree.depth.max()))
 
 
 @lru_cache
-def growth(pb_c_init: float, pb_c_base: float, length: int) -> Array:
-    """[length] What the prior of an edge weighs in PUCT, before it is shared among its visits, of a node's visits."""
+def puct_factor(pb_c_init: float, pb_c_base: float, length: int) -> Array:
+    """[length] The factor of PUCT on prior / (1 + visits of the edge), for 0, 1, 2, .. visits of a node."""
     visits = np.arange(length)
-    weight: Array = np.sqrt(visits) * (pb_c_init + np.log((visits + pb_c_base + 1) / pb_c_base))
-    return weight.astype(np.float32)
+    factor: Array = np.sqrt(visits) * (pb_c_init + np.log((visits + pb_c_base + 1) / pb_c_base))
+    return factor.astype(np.float32)
 
 
 @lru_cache
@@ -237,10 +225,10 @@ def no_table(num_simulations: int) -> Array:
 
 @lru_cache
 def considered_visits(max_considered: int, num_simulations: int) -> Array:
-    """[m + 1, n] Row k: how often an edge must have been visited to be chosen in the i-th simulation, of k edges.
+    """[m + 1, n] In row k, for k edges: the visits that an edge must have to be chosen in the i-th simulation.
 
-    Sequential Halving: log2 k rounds of equal length; in each the edges still considered are visited equally often,
-    and the better half goes on.
+    Sequential Halving has log2 k rounds of equal length. In each round the edges still considered are visited equally
+    often; the better half enters the next round.
     """
     return np.array([_halving(k, num_simulations) for k in range(max_considered + 1)], np.int32)
 
@@ -265,7 +253,7 @@ def with_dirichlet(
     """Logits [B, A] of (1 - fraction) prior + fraction Dirichlet(alpha), over the legal actions."""
     if fraction == 0:
         return logits
-    # With a small alpha all of a row's draws may underflow to zero: the largest then has it all.
+    # With a small alpha all draws of a row may underflow to zero. The minimum keeps their sum positive.
     noise = np.maximum(rng.standard_gamma(alpha, logits.shape), 1e-30)
     prior = np.exp(log_softmax(logits, legal))
     if legal is not None:
@@ -277,38 +265,34 @@ def with_dirichlet(
 
 
 def log_softmax(logits: Array, legal: Array | None = None) -> Array:
-    """Over the last axis; actions that are not legal have none of the probability."""
+    """Over the last axis. Illegal actions have probability 0."""
     if legal is not None:
         logits = np.where(legal, logits, compiled.LEAST)
     shifted = logits - logits.max(-1, keepdims=True)
-    result: Array = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
-    return result
+    return cast(Array, shifted - np.log(np.exp(shifted).sum(-1, keepdims=True)))
 
 
 def act_by_visits(visits: Array, temperature: float, rng: np.random.Generator) -> Array:
-    """[B] a ~ N(a)^(1 / temperature); 0: the most visited."""
+    """[B] Actions a ~ N(a)^(1 / temperature); with temperature 0 the most visited."""
     if temperature == 0:
-        first: Array = visits.argmax(1)
-        return first
+        return cast(Array, visits.argmax(1))
     with np.errstate(divide="ignore"):
         weight = np.log(visits.astype(np.float64)) / temperature
     weight = np.exp(weight - weight.max(1, keepdims=True))
     below = np.cumsum(weight, 1)
     mass = rng.random(len(visits)) * below[:, -1]
-    action: Array = (below <= mass[:, None]).sum(1)
-    return action
+    return cast(Array, (below <= mass[:, None]).sum(1))
 
 
 def visit_policy(visits: Array) -> Array:
-    """[B, A] MuZero's policy target: visit fractions, whatever the temperature."""
-    policy: Array = (visits / visits.sum(1, keepdims=True)).astype(np.float32)
-    return policy
+    """[B, A] MuZero's policy target: visit fractions, without the temperature."""
+    return cast(Array, (visits / visits.sum(1, keepdims=True)).astype(np.float32))
 
 
 def gumbel_outcome(
     result: SearchResult, logits: Array, legal: Array | None, gumbel: Array, constants: SearchConstants
 ) -> tuple[Array, Array]:
-    """(action [B]: the best of g + logits + sigma(q) among the most visited; policy target [B, A], without noise)"""
+    """(actions [B]: the best g + logits + sigma(q) among the most visited; policy targets [B, A] without noise)."""
     most = result.visits.max(1, keepdims=True)
     improved = log_softmax(logits, legal) + (constants.c_visit + most) * constants.c_scale * result.transformed
     score = np.where(result.visits == most, gumbel + improved, -np.inf)

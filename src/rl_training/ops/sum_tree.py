@@ -1,7 +1,7 @@
-"""A sum tree: weights of which one is drawn in proportion, or changed, in O(log n) (Schaul et al., arXiv:1511.05952).
+"""A sum tree: sampling in proportion to weights, and changes of weights, in O(log n) (Schaul et al., arXiv:1511.05952).
 
-A tree is an array [2 * leaves], leaves a power of two: node i is the sum of nodes 2i and 2i + 1, leaf j is node
-leaves + j, node 1 is the sum of all.
+A tree is an array [2 * leaves], where `leaves` is a power of two. Node i is the sum of nodes 2i and 2i + 1, leaf j is
+node leaves + j, node 1 is the total.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def make_tree(size: int) -> Array:
 
 @numba.njit(cache=True, nogil=True)
 def set_leaves(tree: Array, index: Array, value: Array) -> None:
-    """Set leaves index [B] to value [B]; the sums above are added anew, so that no rounding error gathers."""
+    """Set leaves index [B] to value [B]. The sums above them are recomputed: rounding errors do not accumulate."""
     leaves = len(tree) // 2
     for k in range(len(index)):
         node = leaves + index[k]
@@ -31,21 +31,21 @@ def set_leaves(tree: Array, index: Array, value: Array) -> None:
 
 @numba.njit(cache=True, nogil=True)
 def add_up(tree: Array) -> None:
-    """Make every sum anew from the leaves."""
+    """Recompute all sums from the leaves."""
     for node in range(len(tree) // 2 - 1, 0, -1):
         tree[node] = tree[2 * node] + tree[2 * node + 1]
 
 
 @numba.njit(cache=True, nogil=True)
 def find(tree: Array, mass: Array) -> Array:
-    """The leaves [B] in whose share of the total the masses [B] fall; never one of weight zero."""
+    """The leaves [B] at cumulative weights mass [B]; never a leaf of weight zero."""
     leaves = len(tree) // 2
     found = np.empty(len(mass), np.int64)
     for k in range(len(mass)):
         node, rest = 1, mass[k]
         while node < leaves:
             left = tree[2 * node]
-            # The second condition: rounding may leave a mass that is just beyond the last weight.
+            # The second condition: by rounding, a mass may be just above the total.
             if rest < left or tree[2 * node + 1] == 0.0:
                 node = 2 * node
             else:

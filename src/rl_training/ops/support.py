@@ -1,4 +1,4 @@
-"""Values and rewards as what a network puts out and is trained on: a distribution over atoms, or one bounded number.
+"""How networks represent values and rewards: as a distribution over atoms, or as one bounded number.
 
 MuZero (Schrittwieser et al., arXiv:1911.08265, appendix F), with the transform of Pohlen et al. (arXiv:1805.11593).
 """
@@ -13,38 +13,38 @@ from torch import Tensor
 
 from rl_training.config import InputError
 
-EPSILON = 0.001  # of the transform: how much of x itself is left in h(x)
+EPSILON = 0.001  # the linear part of h(x)
 
 
 class Support:
-    """Numbers as distributions over the atoms h(x) = -limit .. limit; those beyond become the outermost atom."""
+    """Numbers as distributions over the atoms h(x) = -limit .. limit. Larger numbers are clipped."""
 
     def __init__(self, limit: int) -> None:
         self.limit, self.size = limit, 2 * limit + 1
 
     @staticmethod
     def transform(x: Tensor) -> Tensor:
-        """h(x) = sign(x) (sqrt(|x| + 1) - 1) + epsilon x, without the difference, which keeps few digits near 0."""
+        """h(x) = sign(x) (sqrt(|x| + 1) - 1) + epsilon x, in a form without the difference, which is inexact near 0."""
         return x / ((x.abs() + 1).sqrt() + 1) + EPSILON * x
 
     @staticmethod
     def inverse(y: Tensor) -> Tensor:
         """x where h(x) = y.
 
-        With u = sqrt(|x| + 1) - 1 there is |x| = u (u + 2) and |y| = epsilon u^2 + (1 + 2 epsilon) u; u is the positive
-        root of that, in the form that subtracts nothing.
+        With u = sqrt(|x| + 1) - 1: |x| = u (u + 2) and |y| = epsilon u^2 + (1 + 2 epsilon) u. The code has the positive
+        root u, in a form without a difference.
         """
         half = 0.5 + EPSILON
         u = y / ((EPSILON * y.abs() + half**2).sqrt() + half)
         return u * (u.abs() + 2)
 
     def to_probs(self, x: Tensor) -> Tensor:
-        """[...] -> [..., size]: all weight on the two atoms next to h(x), whose mean it is."""
+        """[...] -> [..., size]: probabilities of the two atoms next to h(x), with mean h(x)."""
         y = self.transform(x).clamp(-self.limit, self.limit)
         return (1 - (self._atoms(y) - y.unsqueeze(-1)).abs()).clamp(min=0)
 
     def to_scalar(self, logits: Tensor) -> Tensor:
-        """[..., size] -> [...]: the number whose transform is the distribution's mean."""
+        """Logits [..., size] -> [...]: h^-1 of the mean atom."""
         return self.inverse(logits.softmax(-1) @ self._atoms(logits))
 
     def loss(self, logits: Tensor, target: Tensor) -> Tensor:
@@ -52,12 +52,12 @@ class Support:
         return -(self.to_probs(target) * F.log_softmax(logits, -1)).sum(-1)
 
     def _atoms(self, like: Tensor) -> Tensor:
-        # Made anew: what a CUDA graph captured must not be kept for use outside of it.
+        # Not cached: a tensor made inside a CUDA graph must not be used outside of it.
         return torch.arange(-self.limit, self.limit + 1, dtype=like.dtype, device=like.device)
 
 
 class Scalar:
-    """Numbers between -1 and 1, learned by squared error, as outcomes of board games are."""
+    """Numbers in [-1, 1], trained by squared error, for the outcomes of board games."""
 
     size = 1
 
@@ -74,7 +74,7 @@ AnySupport: TypeAlias = Support | Scalar
 
 
 def make_support(limit: int) -> AnySupport:
-    """2 limit + 1 atoms; with limit 0 one number between -1 and 1."""
+    """A support of 2 limit + 1 atoms; with limit 0 one number in [-1, 1]."""
     if limit < 0:
         raise InputError(
             f"a support's limit is {limit}: give the largest h(x) to be told apart, or 0 for numbers in [-1, 1]"

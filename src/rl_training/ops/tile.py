@@ -1,6 +1,6 @@
-"""A tile of a matrix product in vector registers: instructions that numba cannot express.
+"""A tile of a matrix product in vector registers, in instructions that numba cannot express.
 
-Numba's cache does not see a change here: delete what it keeps beside tree.py (in __pycache__, or NUMBA_CACHE_DIR).
+Numba's cache does not check this file for changes: delete the cache of tree.py (in __pycache__, or NUMBA_CACHE_DIR).
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from numba import TypingError, njit, types
 from numba.extending import intrinsic
 
 try:
-    from numba.core import cgutils  # not public: without it, see `plain_tile`
+    from numba.core import cgutils  # not public: without it `plain_tile` is used
 except ImportError:
     cgutils = None  # type: ignore[assignment]
 
-LANES = 32  # outputs of a layer are in blocks of so many
+LANES = 32  # outputs in a block of a layer
 
 
 def make_tile(rows: int, vectors: int, ways: int) -> Any:
     """tile(x, weight, out, i, j, inputs): out [i : i + rows, j : j + 16 vectors] += x [i : i + rows, :inputs] @ weight
     [:inputs, j % LANES : j % LANES + 16 vectors].
 
-    All of it stays in registers until the end, which no loop over arrays is compiled to; that takes twice as long.
-    ways: sums of every ways-th input run side by side, so that none waits for the one before; inputs is a multiple.
+    The tile stays in registers until the end. Compiled loops over arrays do not, and take twice as long.
+    ways: the number of partial sums, of every ways-th input, that do not wait for each other. It divides `inputs`.
     """
 
     def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -63,11 +63,11 @@ def make_tile(rows: int, vectors: int, ways: int) -> Any:
                     product = builder.fmul(one, weights[number % vectors], flags=loose)
                     builder.store(builder.fadd(builder.load(total), product, flags=loose), total)
         for number, (row, column) in enumerate(cells):
-            there = at(out, row, column, floats)
-            result = builder.load(there, align=4)
+            target = at(out, row, column, floats)
+            result = builder.load(target, align=4)
             for totals in sums:
                 result = builder.fadd(result, builder.load(totals[number]))
-            builder.store(result, there, align=4)
+            builder.store(result, target, align=4)
         return context.get_dummy_value()
 
     def tile(context: Any, x: Any, weight: Any, out: Any, i: Any, j: Any, inputs: Any) -> Any:
@@ -80,7 +80,7 @@ def make_tile(rows: int, vectors: int, ways: int) -> Any:
 
 
 def plain_tile(rows: int, vectors: int, ways: int) -> Any:
-    """The same sums in the same order as `make_tile`, as loops: the same bits in more time."""
+    """`make_tile` as loops, with the sums in the same order: the same bits in more time."""
 
     @njit(fastmath={"contract"}, error_model="numpy")
     def tile(x, weight, out, i, j, inputs):  # type: ignore[no-untyped-def]
@@ -97,7 +97,7 @@ def plain_tile(rows: int, vectors: int, ways: int) -> Any:
     return tile
 
 
-# As many sums at once as leave some of the registers free: of 32 with 16 floats each, or 16 with 8.
+# The sums of a tile leave some registers free: of 32 with 16 floats each, or of 16 with 8.
 ROWS, VECTORS = (8, 2) if get_host_cpu_features().get("avx512f") else (4, 1)
 build_tile = plain_tile if cgutils is None else make_tile
 many_rows, one_row = build_tile(ROWS, VECTORS, 1), build_tile(1, VECTORS, 4)

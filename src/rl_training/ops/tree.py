@@ -1,9 +1,8 @@
-"""The compiled half of the search: B trees of one size on flat arrays, and the rules by which they grow.
+"""The compiled part of the search: B trees of one size in flat arrays, and the rules by which they grow.
 
-All that is compiled stands in this one file (but for the vector instructions of tile.py), because numba's
-cache looks at no other when it decides whether it is stale. Every simulation adds one node to every tree, so that a
-node's number is the simulation's that made it, and the root's is 0. There is no terminal node: beyond the end of an
-episode the model says reward 0 and value 0.
+All compiled code is in this file (except the vector instructions of tile.py), because numba's cache checks no other
+file for changes. Each simulation adds one node to each tree: a node has the number of its simulation, the root is 0.
+There is no terminal node: after the end of an episode the model predicts reward 0 and value 0.
 """
 
 from __future__ import annotations
@@ -21,64 +20,64 @@ from rl_training.types import Array
 
 
 def uncounted() -> dict[str, Any]:
-    """The option that switches reference counts off, where this numba has it: it is not public."""
+    """The option that switches reference counts off, if this numba has it: it is not public."""
     known = hasattr(getattr(numba.core.options, "DefaultOptions", None), "_nrt")
     return {"_nrt": False} if known else {}
 
 
 ROOT = 0
-UNSEEN = 0  # as an edge's child: no edge leads to the root
+UNSEEN = 0  # the child of an unvisited edge: no edge leads to the root
 LEAST = np.float32(-1e30)
-# Sums may be reordered, so that they become vector instructions; infinities keep their meaning.
+# Sums may be reordered, so that they become vector instructions. Infinities are still exact.
 LOOSE = {"reassoc", "contract", "nsz"}
-CHUNK = 32  # trees searched at a time where the network is inside
-# numpy's division: with Python's, every one is a place to raise from, and code takes two to four times as long.
+CHUNK = 32  # trees per pass of a fused search
+# numpy's division: Python's may raise an exception at each division, and code takes two to four times as long.
 compiled = njit(cache=True, nogil=True, error_model="numpy")
-# Nor are references counted: every view of an array and every branch would count one up and down, in two thirds more
-# time. What makes an array therefore is `compiled`, and hands it to the rest, which only looks at it.
+# References are not counted: each view of an array and each branch would change a count, in two thirds more time.
+# Therefore only `compiled` functions allocate arrays.
 PLAIN: dict[str, Any] = {"error_model": "numpy", **uncounted()}
-# A call would hand all arrays of a tree over, at more than the cost of what it does.
+# Inlined, because passing all arrays of a tree to a function costs more than its work.
 inlined = njit(forceinline=True, **PLAIN)
 
 
 class Tree(NamedTuple):
-    """B trees with room for M nodes of A edges each."""
+    """B trees of up to M nodes with A edges each."""
 
-    child: Array  # [B, M, A] int32 the node an edge leads to
+    child: Array  # [B, M, A] int32 node at the end of an edge
     visits: Array  # [B, M, A] int32 of an edge
-    q: Array  # [B, M, A] reward + discount * value of the child; 0 where never visited
+    q: Array  # [B, M, A] reward + discount * value of the child; 0 for unvisited edges
     logits: Array  # [B, M, A]
     prior: Array  # [B, M, A] softmax of the logits
     parent: Array  # [B, M] int32
-    action: Array  # [B, M] int32 the edge that led here
+    action: Array  # [B, M] int32 edge from the parent
     reward: Array  # [B, M] of that edge
-    discount: Array  # [B, M] of that edge; negative where the other player moves next
-    value: Array  # [B, M] mean of the returns from here; the network's own value counts as one
-    raw: Array  # [B, M] the network's value
-    returns: Array  # [B, M] int32 how many that mean is of: visits, the node's own evaluation included
-    mean_q: Array  # [B, M] what an unvisited edge is taken for, in EfficientZero's rule
-    low: Array  # [B] the smallest Q seen in the tree
-    high: Array  # [B] the largest
-    legal: Array  # [B, A] bool, at the root
-    considered: Array  # [B] int32 how many of the root's edges Sequential Halving looks at
-    growth: Array  # [M + 1] sqrt(N) (c1 + log((N + c2 + 1) / c2)) of N visits, for PUCT
+    discount: Array  # [B, M] of that edge; negative where players alternate
+    value: Array  # [B, M] mean of the network's value and the returns of all simulations through the node
+    network_value: Array  # [B, M]
+    node_visits: Array  # [B, M] int32, the node's own evaluation included
+    mean_q: Array  # [B, M] Q of unvisited edges, in EfficientZero's rule
+    low: Array  # [B] smallest Q in the tree
+    high: Array  # [B] largest Q in the tree
+    legal: Array  # [B, A] bool, of the root
+    considered: Array  # [B] int32 number of root edges that Sequential Halving considers
+    puct_factor: Array  # [M + 1] sqrt(N) (c1 + log((N + c2 + 1) / c2)) for N visits
     gumbel: Array  # [B, A] noise of the root
-    leaf: Array  # [2, B] int64 where the next node of each tree goes: (parent, action)
+    leaf: Array  # [2, B] int64 (parent, action) of the next node of each tree
     depth: Array  # [B] int32 of the deepest node
-    transformed: Array  # [B, A] the root's Q-transform, at the end
+    transformed: Array  # [B, A] transformed Q of the root, after the search
 
 
 class SearchConstants(NamedTuple):
-    """The constants of a search; each rule reads some of them. All are floats, so that a search is compiled once."""
+    """Each rule reads some of these. All are floats, so that a search is compiled once."""
 
     pb_c_init: float = 1.25
     pb_c_base: float = 19652.0
     c_visit: float = 50.0
     c_scale: float = 1.0
     max_considered: float = 16.0  # edges of the root that Sequential Halving considers
-    low: float = math.inf  # known bounds of Q, such as -1 and 1 in board games
+    low: float = math.inf  # known bounds of Q, such as -1 and 1 in board games; none by default
     high: float = -math.inf
-    floor: float = 0.01  # smallest range that Q is rescaled by
+    floor: float = 0.01  # smallest range of Q for rescaling
 
 
 def make_tree(batch: int, nodes: int, actions: int) -> Tree:
@@ -100,7 +99,7 @@ def make_tree(batch: int, nodes: int, actions: int) -> Tree:
 
 @intrinsic
 def _as_float(context: Any, bits: Any) -> Any:
-    """The float32 whose bits an int32 has."""
+    """The float32 with the bits of an int32."""
 
     def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.bitcast(args[0], context.get_value_type(types.float32))
@@ -110,7 +109,7 @@ def _as_float(context: Any, bits: Any) -> Any:
 
 @njit(inline="always", fastmath=LOOSE, **PLAIN)
 def _exp(x):
-    """e^x in float32 to 2e-7, without a branch: loops over it become vector instructions, which math.exp's do not."""
+    """e^x in float32 to 2e-7, without a branch: unlike with math.exp, loops become vector instructions."""
     x = min(max(x, np.float32(-87.0)), np.float32(88.0))
     power = np.floor(x * np.float32(1.44269504) + np.float32(0.5))
     r = x - power * np.float32(0.693359375) + power * np.float32(2.12194440e-4)  # ln 2 in two parts
@@ -151,15 +150,15 @@ def softmax(x, out):
 
 @inlined
 def expand(tree, b, node, logits, value, reward, discount):
-    """A new node, as the network sees it; whatever the arrays held there is forgotten."""
+    """Write a new node with the network's predictions over the entries of an earlier search."""
     for a in range(len(logits)):
         tree.child[b, node, a] = UNSEEN
         tree.visits[b, node, a] = 0
         tree.q[b, node, a] = 0.0
         tree.logits[b, node, a] = logits[a] if node != ROOT or tree.legal[b, a] else LEAST
     softmax(tree.logits[b, node], tree.prior[b, node])
-    tree.value[b, node] = tree.raw[b, node] = value
-    tree.returns[b, node] = 1
+    tree.value[b, node] = tree.network_value[b, node] = value
+    tree.node_visits[b, node] = 1
     tree.reward[b, node], tree.discount[b, node] = reward, discount
     if node != ROOT:
         parent, action = tree.leaf[0, b], tree.leaf[1, b]
@@ -169,8 +168,8 @@ def expand(tree, b, node, logits, value, reward, discount):
 
 @inlined
 def back_up(tree, b, node):
-    """Count a new node's value in at all nodes above it, as the return from there."""
-    gain, low, high = tree.raw[b, node], tree.low[b], tree.high[b]
+    """Add the return that ends in a new node's value to the means of all nodes above it."""
+    gain, low, high = tree.network_value[b, node], tree.low[b], tree.high[b]
     while node != ROOT:
         parent, action = tree.parent[b, node], tree.action[b, node]
         reward, discount = tree.reward[b, node], tree.discount[b, node]
@@ -179,20 +178,20 @@ def back_up(tree, b, node):
         tree.visits[b, parent, action] += 1
         low, high = min(low, q), max(high, q)
         gain = reward + discount * gain
-        tree.returns[b, parent] += 1
-        tree.value[b, parent] += (gain - tree.value[b, parent]) / np.float32(tree.returns[b, parent])
+        tree.node_visits[b, parent] += 1
+        tree.value[b, parent] += (gain - tree.value[b, parent]) / np.float32(tree.node_visits[b, parent])
         node = parent
     tree.low[b], tree.high[b] = low, high
 
 
-# Q-transforms: what the rules see of an edge's Q. (tree, b, node, constants, out [A])
+# Q-transforms: Q as the rules read it. (tree, b, node, constants, out [A])
 
 
 @inlined
 def by_tree(tree, b, node, constants, out):
-    """MuZero: Q on the scale of all that the tree has seen; an edge never visited counts 0."""
+    """MuZero: Q scaled by the range of the tree; 0 for unvisited edges."""
     low, spread = tree.low[b], tree.high[b] - tree.low[b]
-    if not spread > 0:  # one Q alone has no scale
+    if not spread > 0:  # a single Q has no range
         low, spread = np.float32(0.0), np.float32(1.0)
     scale = np.float32(1.0) / spread
     for a in range(len(out)):
@@ -201,8 +200,8 @@ def by_tree(tree, b, node, constants, out):
 
 @inlined
 def by_tree_or_mean(tree, b, node, constants, out):
-    """EfficientZero: on the tree's scale, which is never finer than a floor; an edge never visited counts as the mean
-    of its siblings and, below the root, of what its parent's edges counted as."""
+    """EfficientZero: Q scaled by the range of the tree, at least the floor. An unvisited edge has the mean Q of its
+    visited siblings and, below the root, the mean_q of the parent."""
     total, seen = np.float32(0.0), 0
     for a in range(len(out)):
         if tree.visits[b, node, a] > 0:
@@ -220,14 +219,14 @@ def by_tree_or_mean(tree, b, node, constants, out):
 
 @inlined
 def tree_scale(tree, b, otherwise, constants):
-    """(the tree's lowest Q, what to multiply by): its range, but no less than the floor; `otherwise` with no Q yet."""
+    """(the lowest Q of the tree, or `otherwise` if there is none; 1 / its range, which is at least the floor)."""
     low = tree.low[b] if tree.high[b] >= tree.low[b] else otherwise
     return low, np.float32(1.0) / max(tree.high[b] - low, np.float32(constants.floor))
 
 
 @inlined
 def by_siblings(tree, b, node, constants, out):
-    """mctx's MuZero: on the scale of the node's value and its visited edges; an edge never visited counts 0."""
+    """mctx's MuZero: Q scaled by the range of the node's value and its visited edges; 0 for unvisited edges."""
     low = high = tree.value[b, node]
     for a in range(len(out)):
         if tree.visits[b, node, a] > 0:
@@ -239,13 +238,13 @@ def by_siblings(tree, b, node, constants, out):
 
 @inlined
 def completed(tree, b, node, constants, out):
-    """Gumbel MuZero, equation 10 and appendix D: an edge never visited counts as v_mix."""
-    raw, weighted, mass = tree.raw[b, node], np.float32(0.0), np.float32(0.0)
+    """Gumbel MuZero, equation 10 and appendix D: Q, completed with v_mix for unvisited edges."""
+    raw, weighted, mass = tree.network_value[b, node], np.float32(0.0), np.float32(0.0)
     for a in range(len(out)):
         if tree.visits[b, node, a] > 0:
             weighted += tree.prior[b, node, a] * tree.q[b, node, a]
             mass += tree.prior[b, node, a]
-    total = np.float32(tree.returns[b, node] - 1)  # visits of all edges
+    total = np.float32(tree.node_visits[b, node] - 1)  # visits of all edges
     mean = weighted / mass if mass > 0 else raw
     v_mix = (raw + total * mean) / (np.float32(1.0) + total)
     for a in range(len(out)):
@@ -254,7 +253,7 @@ def completed(tree, b, node, constants, out):
 
 @inlined
 def completed_by_node(tree, b, node, constants, out):
-    """Completed, then stretched so that the node's own lie in [0, 1]."""
+    """Completed Q, scaled to [0, 1] over the edges of the node."""
     completed(tree, b, node, constants, out)
     low = high = out[0]
     for a in range(1, len(out)):
@@ -266,21 +265,21 @@ def completed_by_node(tree, b, node, constants, out):
 
 @inlined
 def completed_by_tree(tree, b, node, constants, out):
-    """Completed, on the tree's scale. v_mix may lie beyond what the tree has seen, and then counts as its end."""
+    """Completed Q, scaled by the range of the tree. v_mix may be outside that range, and is clipped."""
     completed(tree, b, node, constants, out)
     low, scale = tree_scale(tree, b, out[0], constants)
     for a in range(len(out)):
         out[a] = min(max((out[a] - low) * scale, np.float32(0.0)), np.float32(1.0))
 
 
-# Rules: which edge to follow. (tree, b, node, wanted, constants, q [A], scratch [A]) -> edge; wanted: at the root, the
-# number of visits that Sequential Halving asks for.
+# Rules: which edge to follow. (tree, b, node, wanted, constants, q [A], scratch [A]) -> edge
+# wanted: at the root, the number of visits of the edges from which Sequential Halving chooses.
 
 
 @inlined
 def puct(tree, b, node, wanted, constants, q, scratch):
-    """MuZero, equation 2. N counts the node's own evaluation, so that its first edge is the prior's favourite."""
-    factor = tree.growth[tree.returns[b, node]]
+    """MuZero, equation 2. N includes the node's own evaluation, so that the first edge is that of the highest prior."""
+    factor = tree.puct_factor[tree.node_visits[b, node]]
     best, top = 0, np.float32(-np.inf)
     for a in range(len(q)):
         score = q[a] + tree.prior[b, node, a] * factor / np.float32(1 + tree.visits[b, node, a])
@@ -291,7 +290,7 @@ def puct(tree, b, node, wanted, constants, q, scratch):
 
 @inlined
 def sigma(tree, b, node, constants):
-    """What a transformed Q weighs beside logits: equation 8."""
+    """The factor on transformed Q relative to logits: Gumbel MuZero, equation 8."""
     most = 0
     for a in range(tree.visits.shape[2]):
         most = max(most, tree.visits[b, node, a])
@@ -300,7 +299,7 @@ def sigma(tree, b, node, constants):
 
 @inlined
 def halving(tree, b, node, wanted, constants, q, scratch):
-    """Sequential Halving with Gumbel: of the edges visited so often, the one with the best g + logits + sigma(q)."""
+    """Sequential Halving with Gumbel: of the edges with `wanted` visits, that of the best g + logits + sigma(q)."""
     scale = sigma(tree, b, ROOT, constants)
     best, top = -1, np.float32(-np.inf)
     for a in range(len(q)):
@@ -312,12 +311,12 @@ def halving(tree, b, node, wanted, constants, q, scratch):
 
 @inlined
 def improved(tree, b, node, wanted, constants, q, scratch):
-    """The edge that brings visits closest to the improved policy: equation 14."""
+    """The edge that brings visits closest to the improved policy: Gumbel MuZero, equation 14."""
     scale = sigma(tree, b, node, constants)
     for a in range(len(q)):
         q[a] = tree.logits[b, node, a] + scale * q[a]
     softmax(q, scratch)
-    share = np.float32(1.0) / np.float32(tree.returns[b, node])  # 1 + the visits of all edges
+    share = np.float32(1.0) / np.float32(tree.node_visits[b, node])  # 1 + the visits of all edges
     best, top = 0, np.float32(-np.inf)
     for a in range(len(q)):
         score = scratch[a] - np.float32(tree.visits[b, node, a]) * share
@@ -326,12 +325,12 @@ def improved(tree, b, node, wanted, constants, q, scratch):
     return best
 
 
-# The network, where it is a small perceptron: see Perceptrons for what its arrays are.
+# The network of a fused search: a small perceptron, with the arrays of Perceptrons.
 
 
 @njit(**PLAIN)
 def linear(x, weight, out, rows):
-    """out [rows, :] += x @ weight, weight [blocks, in, LANES] of the outputs. No thread is started."""
+    """out [rows, :] += x @ weight; weight [blocks, in, LANES]. In this thread alone."""
     inputs, outputs = weight.shape[1], weight.shape[0] * LANES
     whole, many = inputs // 4 * 4, rows // ROWS * ROWS
     for j in range(0, outputs, 16 * VECTORS):
@@ -346,37 +345,37 @@ def linear(x, weight, out, rows):
 
 
 class Perceptrons(NamedTuple):
-    """The weights of a small model: see models.muzero. Of its layers, weights are [blocks, in, LANES].
+    """The weights of a small models.muzero.MuZeroModel. Layers are [blocks, in, LANES].
 
-    Outputs are filled up to whole blocks, with weights of zero; only the last biases tell how many there are.
+    Outputs are padded to whole blocks with zero weights. The biases of the last layers have the true size.
     """
 
-    of_action: Array  # [A, H] the first layer of the dynamics: its biases, and what an action adds to them
+    of_action: Array  # [A, H] first layer of the dynamics: its bias plus the weights of each action
     dynamics: tuple[Array, ...]
     dynamics_bias: tuple[Array, ...]
-    outcome: Array  # of H to S + R outputs: next state, reward logits
+    outcome: Array  # H to S + R outputs: next state, reward logits
     outcome_bias: Array
     prediction: tuple[Array, ...]
     prediction_bias: tuple[Array, ...]
-    heads: Array  # of H to A + V outputs: policy logits, value logits
+    heads: Array  # H to A + V outputs: policy logits, value logits
     heads_bias: Array
     tanh: bool  # instead of ReLU
-    board: bool  # value and reward are tanh of one output each, not a support
+    board: bool  # value and reward are each tanh of one output, not distributions over a support
 
 
 class PrefixLSTM(NamedTuple):
-    """The weights with which a model of value prefixes goes on from the dynamics' features: see models.efficientzero.
+    """The weights from the dynamics' features to value prefixes, in a models.efficientzero.EfficientZeroModel.
 
-    A state is then [latent | hidden | cell | prefix | steps], and `Perceptrons.outcome` has the next latent alone.
-    L is the size of the LSTM; its 4 L gates are in torch's order: input, forget, candidate, output.
+    A state is then [latent | hidden | cell | prefix | steps], and `Perceptrons.outcome` has only the next latent.
+    L is the size of the LSTM. Its 4 L gates are in torch's order: input, forget, candidate, output.
     """
 
-    features: Array  # of H to 4 L gates
-    hidden: Array  # of L to 4 L gates
+    features: Array  # H to 4 L gates
+    hidden: Array  # L to 4 L gates
     bias: Array  # [4 L]
-    reward: Array  # of L, the normalised hidden state, to R prefix logits
+    reward: Array  # L, the normalised hidden state, to R prefix logits
     reward_bias: Array  # [R]
-    horizon: int  # steps after which the LSTM starts from zero
+    horizon: int  # steps after which the LSTM is reset
 
 
 @njit(fastmath=LOOSE, **PLAIN)
@@ -391,8 +390,8 @@ def _activate(x, rows, width, tanh):
 
 @njit(**PLAIN)
 def _layers(x, rows, weights, biases, buffers, tanh):
-    """The number of the buffer with the last hidden layer [rows, :] of a trunk, given the biases [rows, :] of its first
-    in the first buffer."""
+    """Run the layers of a trunk. The first buffer holds the biases [rows, :] of the first layer. Returns the number of
+    the buffer with the last hidden layer [rows, :]."""
     for layer in range(len(weights)):
         out = buffers[layer % 2]
         if layer > 0:
@@ -405,7 +404,7 @@ def _layers(x, rows, weights, biases, buffers, tanh):
 
 @inlined
 def _copy(x, out):
-    """Slices of arrays are assigned more slowly."""
+    """out = x, faster than an assignment of slices."""
     for j in range(len(x)):
         out[j] = x[j]
 
@@ -418,7 +417,7 @@ def _fill(out, bias, rows):
 
 @njit(fastmath=LOOSE | {"nnan"}, **PLAIN)
 def _scale_state(x, out):
-    """out = x [S] stretched to [0, 1]."""
+    """out = x [S] scaled to [0, 1]."""
     low = high = x[0]
     for j in range(len(out)):
         low, high = min(low, x[j]), max(high, x[j])
@@ -429,7 +428,7 @@ def _scale_state(x, out):
 
 @njit(fastmath=LOOSE, **PLAIN)
 def _decode(logits, scratch, board):
-    """The number that the logits of a support mean: h^-1 of the mean atom."""
+    """The scalar of the logits of a support: h^-1 of the mean atom."""
     if board:
         return np.float32(math.tanh(logits[0]))
     atoms = len(logits)
@@ -447,14 +446,14 @@ def _decode(logits, scratch, board):
 
 @njit(**PLAIN)
 def inverse(y):
-    """h^-1 of h(x) = sign(x) (sqrt(|x| + 1) - 1) + 0.001 x, in the form of ops.support that subtracts nothing."""
+    """h^-1 of h(x) = sign(x) (sqrt(|x| + 1) - 1) + 0.001 x, in the form of ops.support without a difference."""
     u = 2.0 * y / (math.sqrt(1.002 * 1.002 + 0.004 * abs(y)) + 1.002)
     return np.float32(u * (abs(u) + 2.0))
 
 
 @njit(cache=True, nogil=True, **PLAIN)
 def decode(logits, atoms, prediction, scratch):
-    """prediction [B, P + 2] of logits [B, P + atoms + ...]: of a policy, a value with so many atoms, a reward."""
+    """Write predictions [B, P + 2] for logits [B, P + atoms + ...]: policy, value with `atoms` atoms, reward."""
     policy = prediction.shape[1] - 2
     for i in range(len(prediction)):
         _copy(logits[i, :policy], prediction[i])
@@ -490,9 +489,9 @@ def _normalise(x):
 
 @njit(**PLAIN)
 def prefix_rewards(leaf, lstm, board, states, node, begin, end, features, memory, out, scratch, prediction):
-    """Rewards of the edges to node number `node` of the trees [begin, end), as differences of value prefixes.
+    """Write the rewards of the edges to node number `node` of the trees [begin, end): differences of value prefixes.
 
-    features [rows, H] of the dynamics; memory [2, rows, L] and out [rows, :] are to write to.
+    features [rows, H] of the dynamics. memory [2, rows, L] and out [rows, :] are buffers.
     """
     rows, size, reward = end - begin, memory.shape[2], prediction.shape[1] - 1
     hidden, cell, first = memory[0], memory[1], states.shape[2] - 2 * memory.shape[2] - 2
@@ -522,9 +521,9 @@ def prefix_rewards(leaf, lstm, board, states, node, begin, end, features, memory
 
 @inlined
 def evaluate(tree, net, lstm, states, node, begin, end, state, memory, buffers, scratch, prediction):
-    """The network's prediction for node number `node` of the trees [begin, end); its states go where they belong.
+    """Write the states of node number `node` of the trees [begin, end) and the network's predictions for them.
 
-    `lstm` is None where rewards are outputs of the dynamics: numba leaves such a branch out when it compiles.
+    `lstm` is None where rewards are outputs of the dynamics: numba does not compile the branches on it.
     """
     rows, size, actions = end - begin, state.shape[1], tree.legal.shape[1]
     out = buffers[2]
@@ -557,8 +556,8 @@ class Variant(NamedTuple):
 
 
 def labelled(label: str) -> Any:
-    """Give a function a name of its own. Compiled closures are linked by name, and those of two variants that were read
-    from the cache may otherwise be taken for each other."""
+    """Give a function a unique name. Compiled closures are linked by name: numba would otherwise confuse those of two
+    variants that it reads from its cache."""
 
     def rename(function: Any) -> Any:
         function.__name__ = function.__qualname__ = f"{function.__name__}_{label}"
@@ -568,12 +567,12 @@ def labelled(label: str) -> Any:
 
 
 def compose(root: Any, interior: Any, q_transform: Any, label: str) -> Variant:
-    """The search by these rules, as two compiled functions. The label must be theirs alone: see `labelled`."""
+    """The search with these rules, as two compiled functions. The label must be unique: see `labelled`."""
 
     @inlined
     @labelled(label)
     def select(tree, b, wanted, constants, q, scratch):
-        """Follow the rules down to an edge that leads nowhere yet."""
+        """Follow the rules down to an unvisited edge."""
         q_transform(tree, b, ROOT, constants, q)
         action = root(tree, b, ROOT, wanted, constants, q, scratch)
         node, depth = ROOT, 1
@@ -588,13 +587,13 @@ def compose(root: Any, interior: Any, q_transform: Any, label: str) -> Variant:
 
     @njit(nogil=True, **PLAIN)
     @labelled(label)
-    def grow(tree, begin, end, node, prediction, discount, table, constants, room):
-        """Store the network's prediction for node number `node` of the trees [begin, end), and select the next leaf.
+    def grow(tree, begin, end, node, prediction, discount, table, constants, buffer):
+        """Add node number `node` to the trees [begin, end), with the network's predictions, and select the next leaf.
 
         prediction [end - begin, A + 2]: logits, value, reward. discount [B]. table [considered + 1, simulations].
-        room [2, A]: to write to.
+        buffer [2, A].
         """
-        actions, q, scratch = prediction.shape[1] - 2, room[0], room[1]
+        actions, q, scratch = prediction.shape[1] - 2, buffer[0], buffer[1]
         for b in range(begin, end):
             row = prediction[b - begin]
             expand(tree, b, node, row[:actions], row[actions], row[actions + 1], discount[b])
@@ -607,24 +606,24 @@ def compose(root: Any, interior: Any, q_transform: Any, label: str) -> Variant:
     @njit(nogil=True, error_model="numpy")
     @labelled(label)
     def fused(tree, net, lstm, states, root, discount, table, constants):
-        """All simulations of B searches with the network inside, `lstm` being None or a part of it. states [M, B, S],
-        those of the roots in place already; root [B, A + 2]: the network's prediction for them.
+        """All simulations of B searches, with the network compiled in. states [M, B, S]: those of the roots are given.
+        root [B, A + 2]: the network's predictions for the roots.
 
-        Some trees at a time, from beginning to end, so that their nodes stay in cache.
+        A chunk of trees is searched to the end before the next, so that its nodes stay in cache.
         """
         batch, size, actions = states.shape[1], net.dynamics[0].shape[1], tree.legal.shape[1]
         rows, widest = min(batch, CHUNK), widest_layer(net, lstm)
         state, buffers = np.empty((rows, size), np.float32), np.empty((3, rows, widest), np.float32)
         prediction, scratch = np.empty((rows, actions + 2), np.float32), np.empty(widest, np.float32)
-        room = np.empty((2, actions), np.float32)
-        # Allocated last: before the others it shifts them across cache lines, and one root takes a fifth longer.
+        buffer = np.empty((2, actions), np.float32)
+        # Allocated last: first, it would shift the others across cache lines, and one root would take a fifth longer.
         memory = np.empty((2, rows, 0 if lstm is None else lstm.hidden.shape[1]), np.float32)
         for begin in range(0, batch, rows):
             end = min(begin + rows, batch)
-            grow(tree, begin, end, ROOT, root[begin:end], discount, table, constants, room)
+            grow(tree, begin, end, ROOT, root[begin:end], discount, table, constants, buffer)
             for node in range(1, table.shape[1] + 1):
                 evaluate(tree, net, lstm, states, node, begin, end, state, memory, buffers, scratch, prediction)
-                grow(tree, begin, end, node, prediction, discount, table, constants, room)
+                grow(tree, begin, end, node, prediction, discount, table, constants, buffer)
 
     return Variant(grow, fused)
 
@@ -634,15 +633,13 @@ def widest_layer(net, lstm):
     widest = max(len(net.outcome), len(net.heads)) * LANES
     if lstm is not None:
         widest = max(widest, max(len(lstm.features), len(lstm.reward)) * LANES)
-    for bias in net.dynamics_bias:
-        widest = max(widest, len(bias))
-    for bias in net.prediction_bias:
+    for bias in net.dynamics_bias + net.prediction_bias:
         widest = max(widest, len(bias))
     return widest
 
 
-# What ships is compiled once and kept on disk. Numba can do that for functions that call others by a global name, not
-# for closures: hence a name for each.
+# These variants are compiled once and cached on disk. Numba caches functions that call others by a global name, but not
+# closures: hence a global function for each.
 _muzero, _muzero_fused = compose(puct, puct, by_tree, "muzero")
 _efficientzero, _efficientzero_fused = compose(puct, puct, by_tree_or_mean, "efficientzero")
 _gumbel, _gumbel_fused = compose(halving, improved, completed_by_node, "gumbel")
@@ -651,8 +648,8 @@ _gumbel_raw, _gumbel_raw_fused = compose(halving, improved, completed, "gumbel_r
 
 
 @compiled
-def muzero(tree, begin, end, node, prediction, discount, table, constants, room):
-    _muzero(tree, begin, end, node, prediction, discount, table, constants, room)
+def muzero(tree, begin, end, node, prediction, discount, table, constants, buffer):
+    _muzero(tree, begin, end, node, prediction, discount, table, constants, buffer)
 
 
 @compiled
@@ -661,8 +658,8 @@ def muzero_fused(tree, net, lstm, states, root, discount, table, constants):
 
 
 @compiled
-def efficientzero(tree, begin, end, node, prediction, discount, table, constants, room):
-    _efficientzero(tree, begin, end, node, prediction, discount, table, constants, room)
+def efficientzero(tree, begin, end, node, prediction, discount, table, constants, buffer):
+    _efficientzero(tree, begin, end, node, prediction, discount, table, constants, buffer)
 
 
 @compiled
@@ -671,8 +668,8 @@ def efficientzero_fused(tree, net, lstm, states, root, discount, table, constant
 
 
 @compiled
-def gumbel(tree, begin, end, node, prediction, discount, table, constants, room):
-    _gumbel(tree, begin, end, node, prediction, discount, table, constants, room)
+def gumbel(tree, begin, end, node, prediction, discount, table, constants, buffer):
+    _gumbel(tree, begin, end, node, prediction, discount, table, constants, buffer)
 
 
 @compiled
@@ -681,8 +678,8 @@ def gumbel_fused(tree, net, lstm, states, root, discount, table, constants):
 
 
 @compiled
-def gumbel_tree(tree, begin, end, node, prediction, discount, table, constants, room):
-    _gumbel_tree(tree, begin, end, node, prediction, discount, table, constants, room)
+def gumbel_tree(tree, begin, end, node, prediction, discount, table, constants, buffer):
+    _gumbel_tree(tree, begin, end, node, prediction, discount, table, constants, buffer)
 
 
 @compiled
@@ -691,8 +688,8 @@ def gumbel_tree_fused(tree, net, lstm, states, root, discount, table, constants)
 
 
 @compiled
-def gumbel_raw(tree, begin, end, node, prediction, discount, table, constants, room):
-    _gumbel_raw(tree, begin, end, node, prediction, discount, table, constants, room)
+def gumbel_raw(tree, begin, end, node, prediction, discount, table, constants, buffer):
+    _gumbel_raw(tree, begin, end, node, prediction, discount, table, constants, buffer)
 
 
 @compiled
