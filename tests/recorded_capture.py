@@ -82,7 +82,7 @@ class RecordedCapture:
     def pinned(self, tensor: Tensor) -> Tensor:
         return tensor.clone()
 
-    def beside(self, function: Callable[[], Any]) -> Any:
+    def warm_up(self, function: Callable[[], Any]) -> Any:
         self.runs += 1
         return function()
 

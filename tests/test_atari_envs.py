@@ -14,7 +14,7 @@ from envs_for_tests import noted
 from rl_training.config import AtariOptions, Wrappers
 from rl_training.envs.atari import EpisodicLife, preprocess
 from rl_training.envs.backends import LifeCounter, SyncEnvs, VectorEnvs
-from rl_training.envs.factory import Plan, choose_backend, make_envs
+from rl_training.envs.factory import EnvPlan, choose_backend, make_envs
 from rl_training.envs.runner import EnvRunner
 from rl_training.types import Decision
 
@@ -181,7 +181,7 @@ def test_no_ops_follow_the_seed_without_reloading():
 
 def test_automatic_backend():
     def chosen(env_id="ALE/Pong-v5", kwargs=None, **wrappers):
-        return choose_backend(Plan(env_id, 8, 0, Wrappers(**wrappers), kwargs or {}, True))
+        return choose_backend(EnvPlan(env_id, 8, 0, Wrappers(**wrappers), kwargs or {}, True))
 
     assert chosen(atari=True) == "ale"
     assert chosen("PongNoFrameskip-v4", atari=True) == "ale"

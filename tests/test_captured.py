@@ -250,11 +250,11 @@ def test_another_coefficient_or_size_is_another_capture() -> None:
 def test_where_numbers_keep_changing_it_goes_on_without() -> None:
     (one, batch), (other, _) = (prepared("muzero", learning_rate=0.01) for _ in range(2))
     capture = graphed(one)
-    for number in range(GraphedGradient.PATIENCE + 2):
+    for number in range(GraphedGradient.MAX_CAPTURES + 2):
         one.hp = other.hp = dataclasses.replace(one.hp, value_coef=1 + number / 10)
         for _ in range(GraphedGradient.WARM_UP + 1):
             assert_same_update(one, other, batch)
-    assert len(capture.made) == GraphedGradient.PATIENCE
+    assert len(capture.made) == GraphedGradient.MAX_CAPTURES
     assert one.fast_gradient.graph is None
 
 

@@ -1,4 +1,4 @@
-"""Actors: everything needed to play, and nothing else. No optimizer, no target network, no demonstrations."""
+"""Actors: a network and a rule for choosing actions, without optimizers and target networks."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from rl_training.acting.paths import make_forward
 from rl_training.config import InputError
+from rl_training.data.history import num_rows
 from rl_training.models.actor_critic import ActorCritic
 from rl_training.models.parameters import FlatParameters, num_parameters, pack_weights, unpack_weights
 from rl_training.models.q_network import QNetwork
@@ -19,20 +20,20 @@ from rl_training.types import Decision, Memory, Observation, Spaces, State, Weig
 
 
 class Actor(Protocol):
-    hp: Any  # the hyperparameters in force: the run replaces them as training advances
+    hp: Any  # the current hyperparameters: the run replaces them as training advances
     spaces: Spaces
     device: torch.device
     num_parameters: int
     version: int  # of the weights: see Weights
 
     def act(self, obs: Observation, memory: Memory, *, explore: bool, rng: np.random.Generator) -> Decision:
-        """Choose actions for N environments; all randomness comes from `rng`, which belongs to the caller."""
+        """Choose actions for N environments. All randomness comes from `rng`."""
         ...
 
     def weights(self) -> Weights: ...
 
     def load(self, weights: Weights) -> None:
-        """Play with these weights from now on."""
+        """Use these weights from now on."""
         ...
 
     def state_dict(self) -> State: ...
@@ -40,7 +41,7 @@ class Actor(Protocol):
 
 
 class NetworkOwner:
-    """One network, its version, and the ways to read and write its weights."""
+    """A network, the version of its weights, and methods to read and write them."""
 
     def __init__(self, model: nn.Module, *, device: torch.device | str) -> None:
         self.model, self.device = model.to(device), torch.device(device)
@@ -48,7 +49,7 @@ class NetworkOwner:
         self.version = 0
 
     def refresh(self) -> None:
-        """Called when the weights have changed, for actors that keep copies of them."""
+        """Called after the weights have changed, for actors with copies of them."""
 
     def weights(self) -> Weights:
         return pack_weights(self.model, self.version)
@@ -71,9 +72,9 @@ class NetworkOwner:
 
 
 class NetworkActor(NetworkOwner):
-    """Plays with one network, whose parameters are one vector; how it chooses actions is the subclass's `act`.
+    """An actor with one network, whose parameters are one vector. Subclasses have `act`.
 
-    A learner in the same process shares this network: it writes to the vector, and nothing is copied.
+    A learner in the same process shares the network and writes to the vector: nothing is copied.
     """
 
     def __init__(self, model: nn.Module, spaces: Spaces, hp: Any, *, device: torch.device | str = "cpu") -> None:
@@ -83,7 +84,7 @@ class NetworkActor(NetworkOwner):
 
 
 class ActorCriticActor(NetworkActor):
-    """Samples from a policy, and stores the action's log-probability and the state's value with the step."""
+    """Samples from a policy. Stores the log-probability of the action and the value of the state with the step."""
 
     model: ActorCritic
 
@@ -95,8 +96,7 @@ class ActorCriticActor(NetworkActor):
     def act(self, obs: Observation, memory: Memory, *, explore: bool, rng: np.random.Generator) -> Decision:
         output, value = self.forward(obs)
         policy = self.model.acting_policy(output)
-        explore = explore or not self.hp.deterministic_eval
-        action = policy.sample(policy.noise(rng)) if explore else policy.mode
+        action = choose(policy, sample=explore or not self.hp.deterministic_eval, rng=rng)
         logprob = policy.log_prob(action)
         if isinstance(action, Tensor):
             action, logprob = action.numpy(), logprob.numpy()
@@ -104,7 +104,7 @@ class ActorCriticActor(NetworkActor):
 
 
 class EpsilonGreedyActor(NetworkActor):
-    """Takes the action of the highest value, or with probability epsilon a random one."""
+    """Takes the action of the highest Q-value, or with probability epsilon a random one."""
 
     model: QNetwork
 
@@ -118,7 +118,7 @@ class EpsilonGreedyActor(NetworkActor):
         action = q.argmax(-1)
         epsilon = self.hp.epsilon if explore else self.hp.eval_epsilon
         if epsilon > 0:
-            # One uniform number per environment: below epsilon it also tells which action, u * A / epsilon.
+            # One uniform number u per environment. Where u < epsilon, u * A / epsilon is the random action.
             uniform = rng.random(len(q))
             random = uniform < epsilon
             action[random] = uniform[random] * (q.shape[-1] / epsilon)
@@ -141,22 +141,24 @@ class SquashedGaussianActor(NetworkActor):
 
     def act(self, obs: Observation, memory: Memory, *, explore: bool, rng: np.random.Generator) -> Decision:
         (output,) = self.forward(obs)
-        policy = self.model.policy(output)
-        explore = explore or not self.hp.deterministic_eval
-        action = policy.sample(policy.noise(rng)) if explore else policy.mode
+        action = choose(self.model.policy(output), sample=explore or not self.hp.deterministic_eval, rng=rng)
         return Decision(action.reshape(len(action), *(self.spaces.action.shape or ())), memory, {})
 
 
 class RandomActor:
-    """Uniformly random actions of the model's action space."""
+    """Uniformly random actions, in the action space of models."""
 
     def __init__(self, spaces: Spaces) -> None:
         self.space = spaces.action
 
     def act(self, obs: Observation, memory: Memory, *, explore: bool, rng: np.random.Generator) -> Decision:
-        num_envs = len(next(iter(obs.values())) if isinstance(obs, dict) else obs)
         if isinstance(self.space, gym.spaces.Discrete):
-            return Decision(rng.integers(self.space.n, size=num_envs), memory, {})
+            return Decision(rng.integers(self.space.n, size=num_rows(obs)), memory, {})
         assert isinstance(self.space, gym.spaces.Box)
-        shape = (num_envs, *self.space.shape)
+        shape = (num_rows(obs), *self.space.shape)
         return Decision(rng.uniform(self.space.low, self.space.high, shape).astype(np.float32), memory, {})
+
+
+def choose(policy: Any, *, sample: bool, rng: np.random.Generator) -> Any:
+    """A sample of the policy, or its mode."""
+    return policy.sample(policy.noise(rng)) if sample else policy.mode

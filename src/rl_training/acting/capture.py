@@ -1,4 +1,4 @@
-"""Functions captured as CUDA graphs: one launch instead of one per kernel."""
+"""Functions captured as CUDA graphs: one launch instead of one for each kernel."""
 
 from __future__ import annotations
 
@@ -8,46 +8,46 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-WARM_UP = 3  # runs before a capture, in which libraries choose their kernels
+WARM_UP = 3  # runs before a capture, in which libraries select kernels
 
 
 class Captured(Protocol):
-    """A captured function. `output` is what it returned: each replay writes to the same tensors."""
+    """A captured function. `output` is its return value. Each replay writes to the same tensors."""
 
     output: Any
 
     def replay(self) -> None: ...
 
     def launch(self) -> None:
-        """Replay; `wait` then returns when it is done."""
+        """Start a replay. `wait` returns when it is done."""
 
     def wait(self) -> None: ...
 
 
 class Capture(Protocol):
-    """What captures functions without parameters. They read tensors that are written in place; all else that they read
-    stays as it was when they were captured. The tests have one that does the same without a GPU."""
+    """Captures functions without parameters. A replay reads the current content of tensors; all else that a function
+    reads is fixed at the capture. Tests have a Capture that needs no GPU."""
 
     def pinned(self, tensor: Tensor) -> Tensor:
-        """A copy in memory of the host that a device reads and writes itself."""
+        """A copy in host memory that the device can read and write."""
         ...
 
-    def beside(self, function: Callable[[], Any]) -> Any:
-        """Run a function as it runs before a capture."""
+    def warm_up(self, function: Callable[[], Any]) -> Any:
+        """Run a function as before a capture."""
         ...
 
     def __call__(self, function: Callable[[], Any]) -> Captured: ...
 
 
-def warmed_up(capture: Capture, function: Callable[[], Any]) -> Captured:
-    """Captured after some runs."""
+def capture_after_warm_up(capture: Capture, function: Callable[[], Any]) -> Captured:
+    """Capture a function after WARM_UP runs."""
     for _ in range(WARM_UP):
-        capture.beside(function)
+        capture.warm_up(function)
     return capture(function)
 
 
 class CudaCapture:
-    """On a CUDA device, by default the current one."""
+    """Captures on a CUDA device, by default the current one."""
 
     def __init__(self, device: torch.device | None = None) -> None:
         self.device = device
@@ -56,8 +56,8 @@ class CudaCapture:
     def pinned(self, tensor: Tensor) -> Tensor:
         return tensor.pin_memory()
 
-    def beside(self, function: Callable[[], Any]) -> Any:
-        """On another stream, as captures want it: what autograd keeps of a stream is then not the default one's."""
+    def warm_up(self, function: Callable[[], Any]) -> Any:
+        """Run on another stream than the default one, as captures require: autograd keeps references to streams."""
         self.stream = self.stream or torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         self.stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(self.stream):
@@ -71,7 +71,7 @@ class CudaCapture:
 
 class CudaGraph:
     def __init__(self, function: Callable[[], Any], device: torch.device | None) -> None:
-        self.stream = torch.cuda.current_stream(device)  # asking for it takes as long as a kernel
+        self.stream = torch.cuda.current_stream(device)  # the call takes as long as a kernel
         self.graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.graph):
             self.output = function()

@@ -1,7 +1,7 @@
-"""Networks in acting: a handful of observations in, the networks' outputs out, as arrays.
+"""Networks in acting: from a few observations to the outputs of networks, as arrays.
 
-For small perceptrons on the CPU a torch call costs more than the product it starts. There the networks run in numpy on
-views of the torch weights. Optimizers and `load_state_dict` write in place, so the views never need a refresh.
+For small perceptrons on the CPU the overhead of a torch call exceeds the work. They run in numpy, on views of the torch
+weights. Optimizers and `load_state_dict` write in place, so the views never need a refresh.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from torch import nn
 from rl_training.models.networks import Encoder
 from rl_training.types import Array, Observation
 
-Forward: TypeAlias = Callable[[Observation], list[Array]]  # [N, ...] -> [N, out] of each network, yours to keep
+Forward: TypeAlias = Callable[[Observation], list[Array]]  # [N, ...] -> [N, out] of each network; not overwritten later
 
 
 class TorchForward:
-    """Any networks on any device. Only the outputs travel to the host, in one piece."""
+    """Any networks on any device. The outputs are copied to the host together."""
 
     def __init__(self, encoder: Encoder, *networks: nn.Module) -> None:
         self.encoder, self.networks, self.device = encoder, networks, next(networks[0].parameters()).device
@@ -42,7 +42,7 @@ class NumpyForward:
 
     def __call__(self, obs: Observation) -> list[Array]:
         x = flat(obs)
-        # Copies: the outputs may outlive the next call, the buffers do not.
+        # Copies, because the next call overwrites the buffers.
         return [network(x).copy() for network in self.networks]
 
 
@@ -53,7 +53,7 @@ class NumpyLayer(NamedTuple):
 
 
 class NumpyMLP:
-    """An nn.Sequential of Linear, Tanh and ReLU, evaluated into buffers that are reused."""
+    """An nn.Sequential of Linear, Tanh and ReLU layers, with reused buffers."""
 
     def __init__(self, network: nn.Sequential) -> None:
         self.layers: list[NumpyLayer] = []
@@ -80,7 +80,7 @@ class NumpyMLP:
 
 
 def is_numpy_mlp(network: nn.Module) -> bool:
-    """Whether NumpyMLP can stand for a network."""
+    """Whether NumpyMLP can evaluate a network."""
     if not isinstance(network, nn.Sequential) or any(p.device.type != "cpu" for p in network.parameters()):
         return False
     modules = list(network)
@@ -99,7 +99,7 @@ ACTIVATIONS: dict[type, Callable[[Array], None]] = {nn.Tanh: _tanh, nn.ReLU: _re
 
 
 def to_tensors(obs: Observation, device: torch.device) -> Any:
-    """An observation as tensors on the device, sharing memory where that is the CPU."""
+    """An observation as tensors on the device. On the CPU they share memory."""
     if isinstance(obs, dict):
         return {key: to_tensors(x, device) for key, x in obs.items()}
     return torch.as_tensor(obs, device=device)

@@ -1,4 +1,4 @@
-"""Models that a compiled search can hold inside: perceptrons on the CPU, read from their torch weights."""
+"""The weights of models that run inside the compiled search: small perceptrons on the CPU."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 
 def is_fusable(model: PlanningModel) -> bool:
-    """Whether a model is on the CPU, has discrete actions, and consists of linear layers with tanh or ReLU between them
-    and, for value prefixes, an LSTM."""
+    """Whether a model is on the CPU, has discrete actions, and has linear layers with tanh or ReLU between them, and an
+    LSTM for value prefixes."""
     if type(model) not in (MuZeroModel, EfficientZeroModel):
         return False
     assert isinstance(model, MuZeroModel)
@@ -32,28 +32,28 @@ def is_fusable(model: PlanningModel) -> bool:
 
 
 def fused_network(model: MuZeroModel) -> tuple[Perceptrons, PrefixLSTM | None]:
-    """The weights as they are now, in the order in which a search reads them."""
+    """Copies of the weights in the layout of the compiled search."""
     if isinstance(model, EfficientZeroModel):
         return perceptrons(model, [linear(model.next_state)]), prefix_lstm(model)
     return perceptrons(model, [linear(model.next_state), linear(model.reward)]), None
 
 
 def perceptrons(model: MuZeroModel, outcome: list[tuple[Array, Array]]) -> Perceptrons:
-    """outcome: the layers that read the dynamics' features."""
-    from rl_training.ops.tree import Perceptrons  # numba takes longer to import than all the rest
+    """outcome: the layers on the dynamics' features."""
+    from rl_training.ops.tree import Perceptrons  # here, because importing numba is slow
 
     (first, first_bias), *later = layers(model.dynamics_trunk)
     states = model.latent_size
     prediction = layers(model.prediction_trunk)
     heads = [linear(model.policy), linear(model.value)]
     return Perceptrons(
-        of_action=filled(first[states:] + first_bias, 1),
-        dynamics=(blocks(first[:states], of_units=False), *(blocks(weight) for weight, _ in later)),
-        dynamics_bias=(filled(first_bias, 0), *(filled(bias, 0) for _, bias in later)),
+        of_action=padded(first[states:] + first_bias, 1),
+        dynamics=(blocks(first[:states], pad_inputs=False), *(blocks(weight) for weight, _ in later)),
+        dynamics_bias=(padded(first_bias, 0), *(padded(bias, 0) for _, bias in later)),
         outcome=blocks(np.concatenate([weight for weight, _ in outcome], 1)),
         outcome_bias=np.concatenate([bias for _, bias in outcome]),
-        prediction=tuple(blocks(weight, of_units=layer > 0) for layer, (weight, _) in enumerate(prediction)),
-        prediction_bias=tuple(filled(bias, 0) for _, bias in prediction),
+        prediction=tuple(blocks(weight, pad_inputs=layer > 0) for layer, (weight, _) in enumerate(prediction)),
+        prediction_bias=tuple(padded(bias, 0) for _, bias in prediction),
         heads=blocks(np.concatenate([weight for weight, _ in heads], 1)),
         heads_bias=np.concatenate([bias for _, bias in heads]),
         tanh=any(isinstance(part, nn.Tanh) for part in model.dynamics_trunk.children()),
@@ -62,7 +62,7 @@ def perceptrons(model: MuZeroModel, outcome: list[tuple[Array, Array]]) -> Perce
 
 
 def prefix_lstm(model: EfficientZeroModel) -> PrefixLSTM:
-    """The scale and the offset of the LayerNorm become part of the layer that follows it."""
+    """The gain and the bias of the LayerNorm are folded into the next layer."""
     from rl_training.ops.tree import PrefixLSTM
 
     cell = model.lstm
@@ -71,35 +71,35 @@ def prefix_lstm(model: EfficientZeroModel) -> PrefixLSTM:
     weight, bias = linear(head)
     return PrefixLSTM(
         features=blocks(numbers(cell.weight_ih).T),
-        hidden=blocks(numbers(cell.weight_hh).T, of_units=False),
+        hidden=blocks(numbers(cell.weight_hh).T, pad_inputs=False),
         bias=numbers(cell.bias_ih) + numbers(cell.bias_hh),
-        reward=blocks(numbers(norm.weight)[:, None] * weight, of_units=False),
+        reward=blocks(numbers(norm.weight)[:, None] * weight, pad_inputs=False),
         reward_bias=bias + numbers(norm.bias) @ weight,
         horizon=model.lstm_horizon,
     )
 
 
-def filled(array: Array, *axes: int) -> Array:
-    """With zeros up to whole blocks of outputs."""
+def padded(array: Array, *axes: int) -> Array:
+    """Axes padded with zeros to whole blocks."""
     from rl_training.ops.tile import LANES
 
     return np.pad(array, [(0, -size % LANES if axis in axes else 0) for axis, size in enumerate(array.shape)])
 
 
-def blocks(weight: Array, *, of_units: bool = True) -> Array:
-    """[in, out] -> [blocks, in, LANES]; the inputs are filled as well where they are units of the layer before."""
+def blocks(weight: Array, *, pad_inputs: bool = True) -> Array:
+    """[in, out] -> [blocks, in, LANES]. Inputs are padded if they are the padded outputs of a layer."""
     from rl_training.ops.tile import LANES
 
-    weight = filled(weight, 0, 1) if of_units else filled(weight, 1)
+    weight = padded(weight, 0, 1) if pad_inputs else padded(weight, 1)
     return aligned(weight.reshape(len(weight), -1, LANES).swapaxes(0, 1))
 
 
 def aligned(array: Array) -> Array:
-    """A copy that begins where a cache line does: loads as wide as one would otherwise touch two each."""
-    line = 64
-    room = np.empty(array.nbytes + line, np.uint8)
-    begin = -room.ctypes.data % line
-    copy = room[begin : begin + array.nbytes].view(array.dtype).reshape(array.shape)
+    """A copy aligned to cache lines: otherwise each load as wide as a line would touch two."""
+    line = 64  # bytes
+    buffer = np.empty(array.nbytes + line, np.uint8)
+    begin = -buffer.ctypes.data % line
+    copy = buffer[begin : begin + array.nbytes].view(array.dtype).reshape(array.shape)
     copy[...] = array
     return copy
 
@@ -111,9 +111,13 @@ def layers(trunk: nn.Module) -> list[tuple[Array, Array]]:
 def linear(module: nn.Module) -> tuple[Array, Array]:
     """(weight [in, out], bias [out])"""
     assert isinstance(module, nn.Linear)
-    return np.ascontiguousarray(numbers(module.weight).T), numbers(module.bias)
+    return transposed(module.weight), numbers(module.bias)
+
+
+def transposed(weight: Tensor) -> Array:
+    """[out, in] -> a copy [in, out], with which small products take a third of the time."""
+    return np.array(weight.detach().numpy().T, order="C")
 
 
 def numbers(parameter: Tensor) -> Array:
-    array: Array = parameter.detach().numpy().copy()
-    return array
+    return cast(Array, parameter.detach().numpy().copy())

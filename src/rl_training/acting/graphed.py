@@ -1,4 +1,4 @@
-"""A gradient as one captured CUDA graph: hundreds of small kernels in one launch instead of one each."""
+"""A gradient as one captured CUDA graph: one launch instead of hundreds."""
 
 from __future__ import annotations
 
@@ -16,15 +16,14 @@ Gradient: TypeAlias = Callable[[Batch], dict[str, Tensor]]
 
 
 class GraphedGradient:
-    """A function that leaves a gradient behind and returns what to report, captured once it has run a few times.
+    """A function that computes a gradient and returns metrics, captured after WARM_UP runs.
 
-    What it reads besides its batch and tensors written in place is captured as it was: `constants` are those numbers,
-    and other constants, like another size of batch, are another capture. Where they keep changing, because they are
-    scheduled, it goes on without.
+    A capture fixes all numbers that the function reads: `constants` returns them. Other constants, like another batch
+    size, need another capture. After MAX_CAPTURES the function runs without: a schedule may change them all the time.
     """
 
-    WARM_UP = 4  # runs before a capture, in which libraries choose their kernels
-    PATIENCE = 8  # captures
+    WARM_UP = 4  # runs before a capture, in which libraries select kernels
+    MAX_CAPTURES = 8
 
     def __init__(
         self, gradient: Gradient, constants: Callable[[], tuple[float, ...]], capture: Capture | None = None
@@ -42,9 +41,9 @@ class GraphedGradient:
         if key != self.key:
             self.key, self.runs, self.graph, self.batch = key, 0, None, {}
         self.runs += 1
-        if self.runs <= self.WARM_UP or (self.graph is None and self.captures == self.PATIENCE):
-            report: dict[str, Tensor] = self.capture.beside(lambda: self.gradient(batch))
-            return report
+        if self.runs <= self.WARM_UP or (self.graph is None and self.captures == self.MAX_CAPTURES):
+            metrics: dict[str, Tensor] = self.capture.warm_up(lambda: self.gradient(batch))
+            return metrics
         if self.graph is None:
             self.captures += 1
             self.batch = tree_map(torch.clone, batch)
@@ -60,9 +59,9 @@ def shapes(tree: Any) -> Any:
     return tuple(tree.shape), tree.dtype
 
 
-def copy_into(there: Any, tree: Any) -> None:
+def copy_into(target: Any, tree: Any) -> None:
     if isinstance(tree, dict):
         for key, branch in tree.items():
-            copy_into(there[key], branch)
+            copy_into(target[key], branch)
     else:
-        there.copy_(tree, non_blocking=True)
+        target.copy_(tree, non_blocking=True)

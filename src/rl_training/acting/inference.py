@@ -1,25 +1,26 @@
-"""A model's predictions for the nodes of a search, as arrays; the states stay on the model's device."""
+"""A model's predictions for the nodes of a search, as arrays. The states stay on the device of the model."""
 
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from rl_training.acting.capture import Capture, CudaCapture, warmed_up
+from rl_training.acting.capture import Capture, CudaCapture, capture_after_warm_up
 from rl_training.acting.forward import to_tensors
+from rl_training.data.history import num_rows
 from rl_training.models.muzero import Inference, PlanningModel
 from rl_training.types import Array, History, Observation, TensorTree
 
 
 class TorchInference:
-    """Any model. `initial` begins a search of B roots; `recurrent` then makes node after node, one in each tree."""
+    """Inference for any model. `initial` evaluates B roots, each call of `recurrent` one new node of each tree."""
 
     def __init__(self, model: PlanningModel, *, compiled_decoding: bool = False) -> None:
-        """compiled_decoding: see `decoded`; for models on the CPU."""
+        """compiled_decoding: use `decoded`, if the model is on the CPU."""
         self.model = model
         self.device = next(model.parameters()).device
         self.states = torch.empty(0, model.state_size, device=self.device)  # [nodes * B, S]
@@ -28,7 +29,7 @@ class TorchInference:
 
     @torch.inference_mode()
     def initial(self, obs: Observation, num_simulations: int, history: History | None = None) -> Array:
-        """[B, P + 2] policy, value and reward (0) of the roots; history: the steps before, for models that remember."""
+        """[B, P + 2] Policy, value and reward 0 of the roots. history: the steps before, for models with a context."""
         steps = None if history is None else to_tensors(history, self.device)
         inference = self.root_inference(to_tensors(obs, self.device), steps)
         self.batch = len(inference.state)
@@ -38,22 +39,19 @@ class TorchInference:
         return packed(inference).cpu().numpy()
 
     def refresh(self) -> None:
-        """Called when the model's weights have changed, for inference that keeps copies of them."""
+        """Called after the weights of the model have changed, for inference with copies of them."""
 
     def root_inference(self, obs: TensorTree, history: History | None) -> Inference:
         return self.model.initial(obs, history)
 
     @property
     def roots(self) -> Tensor:
-        """[B, S]"""
+        """The states [B, S] of the roots."""
         return self.states[: self.batch]
 
     @torch.inference_mode()
     def recurrent(self, node: int, parent: Array, action: Array) -> Array:
-        """[B, P + 2] policy, value and reward of nodes number `node`, reached from nodes parent [B] by action [B, ...].
-
-        Actions are those of the model: numbers of discrete ones, or continuous ones themselves.
-        """
+        """[B, P + 2] Policy, value and reward of nodes number `node`, children of parent [B] by action [B, ...]."""
         rows = torch.from_numpy(parent * self.batch + np.arange(self.batch)).to(self.device)
         state, actions = self.states.index_select(0, rows), torch.from_numpy(action).to(self.device)
         if self.decodes:
@@ -65,9 +63,9 @@ class TorchInference:
         return prediction
 
     def decoded(self, state: Tensor, action: Tensor) -> tuple[Tensor, Array]:
-        """The same as `model.recurrent`. Logits become numbers in one compiled loop: a dozen small operations would
-        take as long as a small network itself."""
-        from rl_training.ops.tree import decode  # numba takes longer to import than all the rest
+        """`model.recurrent` with logits decoded in one compiled loop: a dozen small operations would take as long as a
+        small network."""
+        from rl_training.ops.tree import decode  # here, because importing numba is slow
 
         model = self.model
         next_state, reward = model.transition(state, action)
@@ -79,17 +77,15 @@ class TorchInference:
 
 
 class GraphInference(TorchInference):
-    """The same on a CUDA device, with `recurrent`, and `initial` of plain observations, captured as graphs: one launch
-    instead of one per kernel.
+    """Inference on a CUDA device, with graphs captured of `recurrent`, and of `initial` unless observations are dicts.
 
-    That of `recurrent` reads its inputs from and writes its outputs to pinned memory of the host. Optimizers and
-    `load_state_dict` write weights in place, so graphs stay valid; a batch of another size has graphs of its own.
-    `ask` and `answer` are `recurrent` of one part of the trees: many are cut in two, so that the GPU works on one half
-    while the host works on the other.
+    The graph of `recurrent` reads and writes pinned memory of the host. Optimizers and `load_state_dict` write weights
+    in place, so graphs stay valid. Each batch size has its own graphs. `ask` and `answer` are `recurrent` for one part
+    of the trees: large batches have two parts, so that the GPU works on one while the host works on the other.
     """
 
-    HALF = 2048  # trees: for fewer at a time the GPU takes hardly less
-    MOST = 8  # sizes of batches that have graphs; which was not used for longest goes first
+    HALF = 2048  # trees: the GPU is hardly faster with fewer
+    MOST = 8  # batch sizes with graphs; the least recently used is dropped
 
     def __init__(self, model: PlanningModel, capture: Capture | None = None) -> None:
         super().__init__(model)
@@ -98,15 +94,15 @@ class GraphInference(TorchInference):
         self.first_graphs: dict[Any, FirstGraph] = {}
         self.arenas: dict[int, Tensor] = {}
         self.bounds: list[int] = []  # part i is trees bounds[i] to bounds[i + 1]
-        self.asked: dict[int, Graph] = {}  # of each part the last
+        self.asked: dict[int, Graph] = {}  # the last graph of each part
 
     def initial(self, obs: Observation, num_simulations: int, history: History | None = None) -> Array:
-        batch = len(next(iter(obs.values())) if isinstance(obs, dict) else obs)
+        batch = num_rows(obs)
         arena = self.arenas.pop(batch, None)
         self.states = self.states[:0] if arena is None else arena
         prediction = super().initial(obs, num_simulations, history)
         self.bounds = [0, batch] if batch < 2 * self.HALF else [0, batch // 2, batch]
-        if self.states is not arena:  # a larger one: graphs point into the old one
+        if self.states is not arena:  # it was too small, and its graphs point into it
             self.forget(batch)
         self.arenas[batch] = self.states
         if len(self.arenas) > self.MOST:
@@ -145,40 +141,39 @@ class GraphInference(TorchInference):
         self.asked[part] = graph
 
     def answer(self, part: int) -> Array:
-        """Valid until that part is asked again."""
+        """Valid until the next `ask` for that part."""
         return self.asked[part].answer()
 
 
 class FirstGraph:
-    """`initial` for as many observations `now` as these, and as much history, if they have one, captured. Its output is
-    valid until the next call."""
+    """`initial`, captured for observations `now`, and a history, of certain shapes. The output is valid until the next
+    call."""
 
     def __init__(self, model: PlanningModel, inputs: dict[str, Tensor], capture: Capture) -> None:
         self.inputs = {name: x.clone() for name, x in inputs.items()}
         now, history = self.inputs["now"], {name: x for name, x in self.inputs.items() if name != "now"}
-        self.captured = warmed_up(capture, lambda: model.initial(now, history or None))
+        self.captured = capture_after_warm_up(capture, lambda: model.initial(now, history or None))
 
     def __call__(self, inputs: dict[str, Tensor]) -> Inference:
         for name, x in inputs.items():
             self.inputs[name].copy_(x)
         self.captured.replay()
-        prediction: Inference = self.captured.output
-        return prediction
+        return cast(Inference, self.captured.output)
 
 
 class Graph:
-    """`recurrent` for some of B trees, whose states lie in `states`, captured."""
+    """`recurrent`, captured for some of B trees with states in `states` [nodes * B, S]."""
 
     def __init__(
         self, model: PlanningModel, states: Tensor, batch: int, trees: Array, action: Array, capture: Capture
     ) -> None:
         device = states.device
         self.batch, self.trees = batch, trees
-        self.rows = capture.pinned(torch.zeros(2, len(trees), dtype=torch.int64))  # where from, where to
+        self.rows = capture.pinned(torch.zeros(2, len(trees), dtype=torch.int64))  # of parents, of new nodes
         self.rows[1] = batch + torch.from_numpy(trees)
         self.action = capture.pinned(torch.from_numpy(action.copy()))
         self.prediction = capture.pinned(torch.empty(len(trees), model.policy_size + 2))
-        # Kept: a graph goes on writing to the memory of what it captured, whoever has it by then.
+        # Kept as an attribute: the graph writes to this memory at each replay, even after it is freed.
         self.device_inputs = rows, actions = self.rows.to(device, copy=True), self.action.to(device, copy=True)
 
         def step() -> None:
@@ -188,7 +183,7 @@ class Graph:
             states.index_copy_(0, rows[1], inference.state)
             self.prediction.copy_(packed(inference), non_blocking=True)
 
-        self.captured = warmed_up(capture, step)
+        self.captured = capture_after_warm_up(capture, step)
         self.inputs, self.output = (self.rows.numpy(), self.action.numpy()), self.prediction.numpy()
 
     def ask(self, node: int, parent: Array, action: Array) -> None:
@@ -205,5 +200,5 @@ class Graph:
 
 
 def packed(inference: Inference) -> Tensor:
-    """Policy, value, reward side by side: one piece travels faster than three."""
+    """[B, P + 2] Policy, value and reward: one copy to the host is faster than three."""
     return torch.cat([inference.policy, inference.value.unsqueeze(1), inference.reward.unsqueeze(1)], 1)

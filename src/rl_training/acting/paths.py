@@ -1,6 +1,6 @@
-"""Which way through a network is taken: the plain one, or a faster one with the same results. The only place of choice.
+"""The choice between the plain path through a network and a faster one with the same results.
 
-`benchmarks/fast_paths.py` measures what each fast path gains; a test compares each with the plain one.
+`benchmarks/fast_paths.py` measures the gain of each fast path. A test compares each with the plain one.
 """
 
 from __future__ import annotations
@@ -26,16 +26,15 @@ if TYPE_CHECKING:
     from rl_training.acting.q_gradient import QGradient
     from rl_training.models.q_network import QNetwork
 
-SMALL_LAYER = (
-    1 << 18
-)  # multiplications of a layer up to which numpy is faster than torch: its BLAS starts threads beyond
-SMALL_EXPERTS = 1 << 18  # multiplications of all experts for one token: numpy sends each token through all of them
+# Up to so many multiplications in a layer numpy is faster than torch. Beyond, its BLAS starts threads.
+SMALL_LAYER = 1 << 18
+SMALL_EXPERTS = 1 << 18  # multiplications of all experts for one token: numpy runs all of them for each token
 _plain = False
 
 
 @contextmanager
 def plain_paths() -> Iterator[None]:
-    """What is built inside takes the plain path everywhere: for tests and benchmarks."""
+    """A context in which all actors and learners are built with plain paths: for tests and benchmarks."""
     global _plain
     before, _plain = _plain, True
     try:
@@ -45,11 +44,14 @@ def plain_paths() -> Iterator[None]:
 
 
 def make_forward(encoder: Encoder, *networks: nn.Module) -> Forward:
-    """From observations to the outputs of networks behind one encoder; make it again after moving them."""
-    vectors = isinstance(encoder, Flatten) and not encoder.is_bytes
-    if not _plain and vectors and all(map(is_numpy_mlp, networks)):
+    """A function from observations to the outputs of networks with one encoder. Make a new one after moving them."""
+    if not _plain and reads_vectors(encoder) and all(map(is_numpy_mlp, networks)):
         return NumpyForward(*networks)
     return TorchForward(encoder, *networks)
+
+
+def reads_vectors(encoder: Encoder) -> bool:
+    return isinstance(encoder, Flatten) and not encoder.is_bytes
 
 
 def make_inference(model: PlanningModel) -> TorchInference:
@@ -73,9 +75,8 @@ def runs_inside_search(model: PlanningModel) -> bool:
 
 
 def make_q_gradient(model: QNetwork, target_model: QNetwork, *, batch_size: int) -> QGradient | None:
-    """The gradient of deep Q-learning in numpy; None where autograd is faster."""
-    vectors = isinstance(model.encoder, Flatten) and not model.encoder.is_bytes
-    if _plain or not vectors or not is_numpy_mlp(model.head):
+    """DQN's gradient in numpy; None where autograd is faster."""
+    if _plain or not reads_vectors(model.encoder) or not is_numpy_mlp(model.head):
         return None
     hidden = [layer.out_features for layer in list(model.head.children())[:-1] if isinstance(layer, nn.Linear)]
     if batch_size * max(hidden, default=1) ** 2 > SMALL_LAYER:
@@ -88,5 +89,5 @@ def make_q_gradient(model: QNetwork, target_model: QNetwork, *, batch_size: int)
 def make_gradient(
     gradient: Callable[[Batch], dict[str, Tensor]], constants: Callable[[], tuple[float, ...]], device: torch.device
 ) -> Callable[[Batch], dict[str, Tensor]]:
-    """A function that leaves a gradient behind; on a GPU as a captured graph. constants: the numbers that it reads."""
+    """A function that computes a gradient, on a GPU as a captured graph. constants: the numbers that it reads."""
     return gradient if _plain or device.type != "cuda" else GraphedGradient(gradient, constants)

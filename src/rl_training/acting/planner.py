@@ -1,4 +1,4 @@
-"""Search with one model, on the fastest path there is for that model; see `Planner.search` for the choice."""
+"""Searches with a model, on the fastest path for that model: see `Planner.search`."""
 
 from __future__ import annotations
 
@@ -17,35 +17,35 @@ if TYPE_CHECKING:
     from rl_training.ops.search import Evaluation, Rules, SearchResult
     from rl_training.ops.tree import Perceptrons, PrefixLSTM, SearchConstants
 
-MASK = "action_mask"  # the entry of a Dict observation that says which actions are legal
-MAX_ACTION = 0.999  # of (-1, 1): in float32, atanh of a larger action is inaccurate
+MASK = "action_mask"  # entry of a Dict observation: the legal actions
+MAX_ACTION = 0.999  # in float32, atanh of a larger action is inaccurate
 
 
 class Root(NamedTuple):
-    """The model's prediction for B observations, before any search."""
+    """The model's predictions for B observations."""
 
     logits: Array  # [B, A]
     value: Array  # [B]
     legal: Array | None  # [B, A] bool
-    candidates: Array | None  # [B, A, D] the sampled actions that edges stand for, where actions are continuous
+    candidates: Array | None  # [B, A, D] the sampled actions of the edges, if actions are continuous
 
 
 class Plan(NamedTuple):
     """The result of a search from B observations."""
 
     action: Array  # [B] or [B, D]
-    policy: Array  # [B, A] the policy target, which does not depend on the temperature
+    policy: Array  # [B, A] policy target, independent of the temperature
     value: Array  # [B] of the root
     visits: Array  # [B, A]
     candidates: Array | None  # [B, A, D]
 
 
 class Planner:
-    """Searches with one model. Continuous actions are sampled: each node has `num_candidates` draws from its policy as
-    edges, all with the same prior (Hubert et al., arXiv:2104.06303, with the policy as the proposal)."""
+    """Searches with one model. With continuous actions, the edges of a node are `num_candidates` samples of its policy,
+    all with the same prior (Hubert et al., arXiv:2104.06303, with the policy as the proposal)."""
 
     def __init__(self, model: PlanningModel, spaces: Spaces, *, num_candidates: int = 0) -> None:
-        from rl_training.ops.search import Search  # numba takes longer to import than all the rest
+        from rl_training.ops.search import Search  # here, because importing numba is slow
 
         self.model = model
         self.inference = make_inference(model)
@@ -57,14 +57,14 @@ class Planner:
         self._network: tuple[Perceptrons, PrefixLSTM | None] | None = None
 
     def refresh(self) -> None:
-        """Called when the model's weights have changed."""
+        """Called after the weights of the model have changed."""
         self._network = None
         self.inference.refresh()
 
     def evaluate_root(
         self, obs: Observation, *, num_simulations: int, rng: np.random.Generator, history: History | None = None
     ) -> Root:
-        """The roots of searches; history: the steps before the observations, for models that have memory."""
+        """The roots of searches. history: the steps before the observations, for models with a context."""
         prediction = self.inference.initial(obs, num_simulations, history)
         legal = obs[MASK].astype(bool) if isinstance(obs, dict) and MASK in obs else None
         if self.action_shape is None:
@@ -73,15 +73,14 @@ class Planner:
         return Root(np.zeros((len(prediction), self.num_actions), np.float32), prediction[:, -2], None, candidates)
 
     def values(self, obs: Observation) -> Array:
-        """[B] The network's values of observations [B, ...], without a search."""
+        """[B] The network's values of observations [B, ...]."""
         return self.inference.initial(obs, 0)[:, -2]
 
     def _sample_candidates(self, prediction: Array, rng: np.random.Generator) -> Array:
-        """[B, A, D] actions of the policies in the first columns of prediction [B, 2 D + 2]: tanh of Gaussians."""
+        """[B, A, D] Samples of the policies, tanh of Gaussians, in the first columns of prediction [B, 2 D + 2]."""
         mean, log_std = np.split(prediction[:, None, :-2], 2, -1)
         noise = rng.standard_normal((len(prediction), self.num_actions, mean.shape[-1]), np.float32)
-        action: Array = np.clip(np.tanh(mean + np.exp(log_std) * noise), -MAX_ACTION, MAX_ACTION)
-        return action
+        return cast(Array, np.clip(np.tanh(mean + np.exp(log_std) * noise), -MAX_ACTION, MAX_ACTION))
 
     def search(
         self,
@@ -94,29 +93,26 @@ class Planner:
         rng: np.random.Generator,
         gumbel: Array | None = None,
     ) -> SearchResult:
-        """Search from the roots of the last `evaluate_root`; their logits may have been mixed with noise.
+        """Search from the roots of the last `evaluate_root`, whose logits may be mixed with noise.
 
-        A small perceptron runs inside the compiled search. Any other model is asked for one node of all trees at a
-        time: on a CUDA device in captured graphs.
+        A small perceptron runs inside the compiled search. Other models are called for one node of all trees at a time,
+        on a CUDA device as captured graphs.
         """
         from rl_training.ops.search import Evaluation
 
         evaluation = Evaluation(root.logits, root.value, np.zeros_like(root.value), discount)
         limits: dict[str, Any] = {"num_simulations": num_simulations, "legal": root.legal, "gumbel": gumbel}
         if self.fusable:
-            states = self.inference.roots.numpy()
-            network, lstm = self._weights()
+            if self._network is None:
+                self._network = fused_network(cast(MuZeroModel, self.model))
+            (network, lstm), states = self._network, self.inference.roots.numpy()
             return self._search.fused(
                 rules, network, states, evaluation, lstm=lstm, discount=discount, constants=constants, **limits
             )
         discounts = np.full(len(root.value), discount, np.float32)
-        evaluate = self._discrete(discounts) if root.candidates is None else self._sampled(root, discounts, limits, rng)
+        discrete = root.candidates is None
+        evaluate = self._discrete(discounts) if discrete else self._sampled(root, discounts, num_simulations, rng)
         return self._search(rules, evaluate, evaluation, constants=constants, **limits)
-
-    def _weights(self) -> tuple[Perceptrons, PrefixLSTM | None]:
-        if self._network is None:
-            self._network = fused_network(cast(MuZeroModel, self.model))
-        return self._network
 
     def _discrete(self, discount: Array) -> Any:
         from rl_training.ops.search import Packed, PartialEvaluate
@@ -132,12 +128,12 @@ class Planner:
 
         return evaluate
 
-    def _sampled(self, root: Root, discount: Array, limits: dict[str, Any], rng: np.random.Generator) -> Any:
+    def _sampled(self, root: Root, discount: Array, num_simulations: int, rng: np.random.Generator) -> Any:
         from rl_training.ops.search import Evaluation
 
         assert root.candidates is not None
         batch, equal = len(root.value), np.zeros_like(root.logits)  # all draws of a node have the same prior
-        candidates = np.empty((limits["num_simulations"] + 1, *root.candidates.shape), np.float32)
+        candidates = np.empty((num_simulations + 1, *root.candidates.shape), np.float32)
         candidates[0], trees = root.candidates, np.arange(batch)
 
         def evaluate(node: int, parent: Array, edge: Array) -> Evaluation:
@@ -148,7 +144,7 @@ class Planner:
         return evaluate
 
     def plan(self, root: Root, result: SearchResult, edge: Array, policy: Array) -> Plan:
-        """edge [B]: the root's edges that were chosen."""
+        """edge [B]: the chosen edges of the roots."""
         action = edge
         if root.candidates is not None:
             assert self.action_shape is not None

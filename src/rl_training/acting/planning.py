@@ -1,5 +1,5 @@
-"""Actors that plan with a learned model: MuZero (arXiv:1911.08265), Gumbel MuZero (Danihelka et al., ICLR 2022) and
-EfficientZero (arXiv:2111.00210) differ in their model and in the function that plans."""
+"""Actors that plan with a learned model. MuZero (arXiv:1911.08265), Gumbel MuZero (Danihelka et al., ICLR 2022) and
+EfficientZero (arXiv:2111.00210) differ in the model and in the planning function."""
 
 from __future__ import annotations
 
@@ -35,11 +35,12 @@ def plan_by_visits(
     history: History | None = None,
     rules: str = "MUZERO",
 ) -> Plan:
-    """MuZero: PUCT from a root with Dirichlet noise in its prior; the action is drawn from visits^(1 / temperature).
+    """MuZero: PUCT with Dirichlet noise in the root prior. Actions are sampled from visits^(1 / temperature).
 
-    history: the steps before the observations, for models that have memory.
+    root_exploration_fraction: share of the noise in the prior. history: the steps before the observations, for models
+    with a context.
     """
-    from rl_training.ops import search as ops  # numba takes longer to import than all the rest
+    from rl_training.ops import search as ops  # here, because importing numba is slow
     from rl_training.ops.tree import SearchConstants
 
     root = planner.evaluate_root(obs, num_simulations=num_simulations, rng=rng, history=history)
@@ -65,7 +66,7 @@ def plan_by_gumbel(
     """Gumbel MuZero: Sequential Halving on g temperature + logits + sigma(q).
 
     argmax (g T + x) = argmax (g + x / T), so the action is a sample of softmax((logits + sigma(q)) / T). The policy
-    target has no noise in it.
+    target is free of noise.
     """
     from rl_training.ops import search as ops
     from rl_training.ops.tree import SearchConstants
@@ -91,33 +92,33 @@ def plan_by_gumbel(
 
 
 def signed_discount(gamma: float, two_players: bool) -> float:
-    """The factor on the next state's value: negative where that is the other player's."""
+    """The factor on the value of the next state: negative where players alternate."""
     return float(-gamma if two_players else gamma)
 
 
 def known_bounds(two_players: bool) -> tuple[float, float]:
-    """Bounds of Q: the outcomes of board games lie in [-1, 1]; an empty interval where nothing is known."""
+    """The bounds of Q: [-1, 1] for board games, else an empty interval."""
     return (-1.0, 1.0) if two_players else (math.inf, -math.inf)
 
 
 def search_arguments(hp: Any, *, explore: bool) -> dict[str, Any]:
-    """What a search takes in training (acting, reanalysis) and in evaluation, where there is no exploration noise."""
-    noise = {"root_exploration_fraction"} & vars(hp).keys()
+    """The arguments of a planning function in training (acting, reanalysis), or in evaluation, without noise."""
+    name = "root_exploration_fraction"  # not a hyperparameter of Gumbel MuZero
+    noise = {name: getattr(hp, name) if explore else 0.0} if name in vars(hp) else {}
     if explore:
-        given = {name: getattr(hp, name) for name in noise}
-        return {"temperature": hp.temperature, "num_simulations": hp.num_simulations, **given}
+        return {"temperature": hp.temperature, "num_simulations": hp.num_simulations, **noise}
     simulations = hp.num_simulations if hp.eval_num_simulations is None else hp.eval_num_simulations
-    return {"temperature": hp.eval_temperature, "num_simulations": simulations, **dict.fromkeys(noise, 0.0)}
+    return {"temperature": hp.eval_temperature, "num_simulations": simulations, **noise}
 
 
 def plan_extras(plan: Plan) -> dict[str, Array]:
-    """What is stored with a step of a search."""
+    """The entries that a search adds to a step."""
     extras = {"policy": plan.policy, "root_value": plan.value}
     return extras if plan.candidates is None else extras | {"candidates": plan.candidates}
 
 
 def planning_fields(spaces: Spaces, hp: Any) -> Fields:
-    """A step holds the policy and the value that its search found; of continuous actions the candidates too."""
+    """A step holds the policy and the value of its search, and for continuous actions the candidates."""
     if isinstance(spaces.action, gym.spaces.Box):
         actions, size = hp.num_sampled_actions, math.prod(spaces.action.shape)
         candidates = {"candidates": Field((actions, size), np.dtype(np.float32))}
@@ -128,7 +129,7 @@ def planning_fields(spaces: Spaces, hp: Any) -> Fields:
 
 
 class PlanningActor(NetworkActor):
-    """Acts by searching a learned model. `make_model` and `plan` make the variant."""
+    """Acts by a search with a learned model."""
 
     model: PlanningModel
 
@@ -151,16 +152,12 @@ class PlanningActor(NetworkActor):
         self.plan_with = plan
 
     def planner_of(self, model: PlanningModel) -> Planner:
-        """Searches with `model` as this actor does with its own: a learner plans with its target network too."""
+        """A planner for another model of the same spaces: learners plan with their target network."""
         return Planner(model, self.spaces, num_candidates=self.hp.num_sampled_actions)
 
-    def plan(
-        self, obs: Observation, *, temperature: float, num_simulations: int, rng: np.random.Generator, **noise: float
-    ) -> Plan:
-        """Search from observations [N, ...] with the numbers of this call; changes nothing."""
-        return self.plan_with(
-            self.planner, obs, self.hp, temperature=temperature, num_simulations=num_simulations, rng=rng, **noise
-        )
+    def plan(self, obs: Observation, **arguments: Any) -> Plan:
+        """Search from observations [N, ...]. The arguments are those of the planning function."""
+        return self.plan_with(self.planner, obs, self.hp, **arguments)
 
     def act(self, obs: Observation, memory: Memory, *, explore: bool, rng: np.random.Generator) -> Decision:
         plan = self.plan(obs, rng=rng, **search_arguments(self.hp, explore=explore))
@@ -181,16 +178,9 @@ def efficientzero_model(spaces: Spaces, hp: Any) -> EfficientZeroModel:
 
 def model_sizes(hp: Any) -> dict[str, Any]:
     names = (
-        "latent_size",
-        "hidden_sizes",
-        "activation",
-        "value_limit",
-        "reward_limit",
-        "network",
-        "channels",
-        "blocks",
-        "stem",
-    )
+        "latent_size", "hidden_sizes", "activation", "value_limit", "reward_limit",
+        "network", "channels", "blocks", "stem",
+    )  # fmt: skip
     return {name: getattr(hp, name) for name in names}
 
 

@@ -1,4 +1,4 @@
-"""The gradient of deep Q-learning's loss in numpy, for small networks: autograd costs more than their products."""
+"""The gradient of DQN's loss in numpy, for small networks, where the overhead of autograd exceeds the work."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rl_training.types import Array, Batch
 
 
 class QGradient:
-    """Writes the gradient of the Huber loss to the parameters' `grad`. The slope of that loss is the error, clipped."""
+    """Writes the gradient of the Huber loss, whose slope is the clipped error, to the parameters' `grad`."""
 
     def __init__(self, model: QNetwork, target_model: QNetwork) -> None:
         heads = cast(nn.Sequential, model.head), cast(nn.Sequential, target_model.head)
@@ -24,7 +24,7 @@ class QGradient:
         self.gradients = [(cast(Tensor, x.weight.grad).numpy(), cast(Tensor, x.bias.grad).numpy()) for x in linear]
 
     def __call__(self, batch: Batch, *, double: bool) -> tuple[Tensor, Tensor, Tensor]:
-        """The loss, Q [B] and Q - target [B], as `DQN.gradient` has them."""
+        """(loss, Q [B], Q - target [B]), like `DQN.gradient`."""
         arrays = {key: value.numpy() for key, value in batch.items()}
         obs, next_obs, rows = flat(arrays["obs"]), flat(arrays["next_obs"]), np.arange(len(arrays["reward"]))
         next_q = self.target_network(next_obs)
@@ -37,11 +37,11 @@ class QGradient:
         gradient = np.zeros_like(all_q)
         gradient[rows, arrays["action"]] = slope * weight / np.float32(len(rows))
         self.backward(obs, gradient)
-        loss = (slope * (error - 0.5 * slope) * weight).mean()  # e^2 / 2 up to one, |e| - 1/2 beyond
+        loss = (slope * (error - 0.5 * slope) * weight).mean()  # e^2 / 2 if |e| <= 1, else |e| - 1/2
         return torch.as_tensor(loss), torch.from_numpy(q), torch.from_numpy(error)
 
     def backward(self, x: Array, gradient: Array) -> None:
-        """Write the weights' gradients, given that of the outputs [B, A] of the last call of the network, with x."""
+        """Write the gradients of the weights, given that of the outputs [B, A] of the last call of the network on x."""
         layers, outputs = self.network.layers, self.network.buffers[len(x)]
         for i in range(len(layers) - 1, -1, -1):
             inputs = outputs[i - 1] if i else x

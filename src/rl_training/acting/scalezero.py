@@ -1,4 +1,4 @@
-"""ScaleZero's actors: one world model for several tasks, and for each task an actor that remembers its last steps."""
+"""ScaleZero's actors: one world model for several tasks, and for each task an actor with a memory of its last steps."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from rl_training.data.history import check_history, empty_history, extended_hist
 from rl_training.models.moe import Adapters
 from rl_training.models.scalezero import ScaleZeroModel
 from rl_training.models.world_transformer import Size
-from rl_training.types import Decision, History, Memory, Observation, Spaces, State, Weights
+from rl_training.types import Decision, Memory, Observation, Spaces, State, Weights
 
 
 class ScaleZeroActor(NetworkOwner):
-    """The networks of all tasks; `for_task` gives what plays in one of them."""
+    """The networks of all tasks. `for_task` gives the actor of one task."""
 
     model: ScaleZeroModel
 
     def __init__(self, spaces: Sequence[Spaces], hp: Any, *, device: torch.device | str = "cpu") -> None:
         super().__init__(make_model(spaces, hp).eval(), device=device)
         self.spaces = list(spaces)
-        self.stage = 0  # that the planners were made in
+        self.stage = 0  # of the model when the planners were made
         self.actors = [TaskActor(self, task, hp) for task in range(len(self.spaces))]
 
     def for_task(self, task: int) -> TaskActor:
         return self.actors[task]
 
     def planner_of(self, model: ScaleZeroModel, task: int) -> Planner:
-        """Searches with a task's part of `model`: a learner plans with its target network too."""
+        """A planner for one task of another model: learners plan with their target network."""
         return Planner(model.for_task(task), self.spaces[task])
 
     def refresh(self) -> None:
@@ -49,21 +49,21 @@ class ScaleZeroActor(NetworkOwner):
         self.follow_stage()
 
     def follow_stage(self) -> None:
-        """Play in the stage of weights that were loaded: with its adapters, and not with graphs of another one."""
+        """Use the adapters of the loaded stage, and new planners: captured graphs are those of the old stage."""
         stage = int(self.model.stage)
         if stage != self.stage:
             self.model.set_stage(stage)
             self.rebuild()
 
     def rebuild(self) -> None:
-        """Called when the parameters have moved in memory: a captured graph reads from where they were."""
+        """Called after the parameters have moved in memory: captured graphs read the old memory."""
         self.stage = int(self.model.stage)
         for actor in self.actors:
             actor.planner = self.planner_of(self.model, actor.task)
 
 
 class TaskActor:
-    """Acts in one task by searching, with the steps of its episode that the context holds as memory."""
+    """Acts in one task by a search. Its memory is the history: the last steps of the episode, up to context - 1."""
 
     def __init__(self, owner: ScaleZeroActor, task: int, hp: Any) -> None:
         self.owner, self.task, self.hp = owner, task, hp
@@ -76,33 +76,22 @@ class TaskActor:
 
     @property
     def history_length(self) -> int:
-        """Steps before the newest observation that the model sees."""
+        """Steps before the current observation in the context."""
         return self.owner.model.context - 1
 
-    def plan(
-        self,
-        obs: Observation,
-        *,
-        temperature: float,
-        num_simulations: int,
-        rng: np.random.Generator,
-        history: History | None = None,
-        **noise: float,
-    ) -> Plan:
-        """Search from observations [N, ...] with the numbers of this call; changes nothing."""
-        numbers: dict[str, Any] = {"temperature": temperature, "num_simulations": num_simulations, **noise}
-        return plan_in_task(self.planner, self.owner.model, obs, self.hp, rng=rng, history=history, **numbers)
+    def plan(self, obs: Observation, **arguments: Any) -> Plan:
+        """Search from observations [N, ...]. The arguments are those of `plan_by_visits`."""
+        return plan_in_task(self.planner, self.owner.model, obs, self.hp, **arguments)
 
     def act(self, obs: Observation, memory: Memory, *, explore: bool, rng: np.random.Generator) -> Decision:
         """memory: a history as flat arrays, of length 0 where an episode begins; empty at the first call."""
-        numbers = search_arguments(self.hp, explore=explore)
-        if self.history_length == 0:
-            plan = self.plan(obs, rng=rng, **numbers)
-            return Decision(plan.action, memory, plan_extras(plan))
-        history = to_history(memory) if memory else empty_history(obs, self.history_length)
-        check_history(history, obs, self.history_length)
-        plan = self.plan(obs, rng=rng, history=history, **numbers)
-        memory = to_memory(extended_history(history, obs, plan.action))
+        history = None
+        if self.history_length:
+            history = to_history(memory) if memory else empty_history(obs, self.history_length)
+            check_history(history, obs, self.history_length)
+        plan = self.plan(obs, rng=rng, history=history, **search_arguments(self.hp, explore=explore))
+        if history is not None:
+            memory = to_memory(extended_history(history, obs, plan.action))
         return Decision(plan.action, memory, plan_extras(plan))
 
     def weights(self) -> Weights:
@@ -118,9 +107,9 @@ class TaskActor:
         self.owner.load_state_dict(state)
 
 
-def plan_in_task(planner: Planner, model: ScaleZeroModel, obs: Observation, hp: Any, **numbers: Any) -> Plan:
+def plan_in_task(planner: Planner, model: ScaleZeroModel, obs: Observation, hp: Any, **arguments: Any) -> Plan:
     with model.fixed_weights():
-        return plan_by_visits(planner, obs, hp, **numbers)
+        return plan_by_visits(planner, obs, hp, **arguments)
 
 
 def make_model(spaces: Sequence[Spaces], hp: Any) -> ScaleZeroModel:

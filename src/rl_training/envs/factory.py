@@ -109,7 +109,7 @@ def nearest_env_ids(env_id: str) -> list[str]:
 def make_envs(env_id: str, *, num_envs: int, seed: int, env_kwargs: Mapping[str, Any], training: bool) -> Envs:
     """N environments. Evaluation (not training) plays whole games: no episodic life."""
     options, kwargs = split_env_kwargs(env_kwargs)
-    plan = Plan(env_id, num_envs, seed, options.wrappers, kwargs, training, options.env_timeout)
+    plan = EnvPlan(env_id, num_envs, seed, options.wrappers, kwargs, training, options.env_timeout)
     if options.backend != "envpool":
         check_env_id(env_id)
     if plan.atari:
@@ -126,7 +126,7 @@ def make_envs(env_id: str, *, num_envs: int, seed: int, env_kwargs: Mapping[str,
 
 
 @dataclass(frozen=True)
-class Plan:
+class EnvPlan:
     """What is to be made."""
 
     env_id: str
@@ -147,7 +147,7 @@ class Plan:
         return self.training and self.atari is not None and self.atari.episodic_life
 
 
-def _check_atari(plan: Plan) -> None:
+def _check_atari(plan: EnvPlan) -> None:
     if "game" not in _spec(plan.env_id).kwargs:
         raise InputError(f"wrappers.atari is for Atari games ('ALE/Pong-v5'), not for {plan.env_id!r}: remove it")
     if plan.wrappers.action_repeat:
@@ -157,7 +157,7 @@ def _check_atari(plan: Plan) -> None:
             raise InputError(f"env_kwargs.{key} of {plan.env_id} is set by wrappers.atari.{ours}: give that instead")
 
 
-def choose_backend(plan: Plan) -> str:
+def choose_backend(plan: EnvPlan) -> str:
     """The fastest backend that gives the same environment."""
     if is_atari(plan.env_id):
         return "ale" if plan.atari and not _not_in_ale(plan) else "sync"
@@ -179,14 +179,14 @@ def _numpy_vector(spec: EnvSpec) -> bool:
     return entry is not None and "jax" not in name.lower() and not spec.additional_wrappers
 
 
-def _not_in_ale(plan: Plan) -> str:
+def _not_in_ale(plan: EnvPlan) -> str:
     """What ale_py's vector environment cannot express; "" if nothing."""
     if plan.wrappers.time_limit:
         return "wrappers.time_limit"
     return ", ".join(f"env_kwargs.{key}" for key in plan.kwargs if key not in ALE_KWARGS)
 
 
-def single_env(plan: Plan, index: int, *, owns_process: bool = False) -> gym.Env:
+def single_env(plan: EnvPlan, index: int, *, owns_process: bool = False) -> gym.Env:
     """Environment number `index`, wrapped. owns_process: see Episodes."""
     kwargs, limit, repeat = dict(plan.kwargs), plan.wrappers.time_limit, plan.wrappers.action_repeat
     if plan.atari:
@@ -205,23 +205,23 @@ def single_env(plan: Plan, index: int, *, owns_process: bool = False) -> gym.Env
     return atari.EpisodicLife(env) if plan.episodic_life else env
 
 
-def _sync(plan: Plan) -> Envs:
+def _sync(plan: EnvPlan) -> Envs:
     return SyncEnvs([functools.partial(single_env, plan, index) for index in range(plan.num_envs)])
 
 
-def _async(plan: Plan) -> Envs:
+def _async(plan: EnvPlan) -> Envs:
     make = [functools.partial(_in_process, os.getpid(), plan, index) for index in range(plan.num_envs)]
     return VectorEnvs(Workers(make, env_id=plan.env_id, timeout=plan.env_timeout), restore="episodes")
 
 
-def _in_process(parent: int, plan: Plan, index: int) -> gym.Env:
+def _in_process(parent: int, plan: EnvPlan, index: int) -> gym.Env:
     own = os.getpid() != parent  # AsyncVectorEnv also makes one in the parent, to see its spaces
     if own:
         seed_process(episode_seed(plan.seed, index, 0))  # for what an environment draws while it is made
     return single_env(plan, index, owns_process=own)
 
 
-def _vector(plan: Plan) -> Envs:
+def _vector(plan: EnvPlan) -> Envs:
     spec = _spec(plan.env_id)
     if spec.vector_entry_point is None or plan.wrappers.frame_stack or plan.wrappers.action_repeat or plan.atari:
         reason = "has no vectorised form" if spec.vector_entry_point is None else "takes no wrappers in vectorised form"
@@ -233,7 +233,7 @@ def _vector(plan: Plan) -> Envs:
     return VectorEnvs(env, seeds=lambda start: episode_seed(plan.seed, 0, start), restore="attributes")
 
 
-def _ale(plan: Plan) -> Envs:
+def _ale(plan: EnvPlan) -> Envs:
     """ale_py's threads. Rewards are clipped by the runner and lives counted by VectorEnvs: see LifeCounter."""
     options, stack = plan.atari, plan.wrappers.frame_stack
     cannot = _not_in_ale(plan) if options and is_atari(plan.env_id) else "an environment without wrappers.atari"
@@ -267,7 +267,7 @@ def _ale(plan: Plan) -> Envs:
     return VectorEnvs(env, seeds=seeds, episodic_life=plan.episodic_life, single_frame=stack is None)
 
 
-def _envpool(plan: Plan) -> Envs:
+def _envpool(plan: EnvPlan) -> Envs:
     try:
         import envpool
     except ImportError as error:
@@ -299,7 +299,7 @@ def _envpool(plan: Plan) -> Envs:
     return EnvPoolEnvs(env, num_envs=plan.num_envs, episodic_life=plan.episodic_life)
 
 
-BACKENDS: dict[str, Callable[[Plan], Envs]] = {
+BACKENDS: dict[str, Callable[[EnvPlan], Envs]] = {
     "sync": _sync,
     "async": _async,
     "vector": _vector,
@@ -317,7 +317,7 @@ def _missing_package(env_id: str, error: Exception) -> MissingPackage:
     return MissingPackage(f"environment {env_id!r} cannot be made: {error}{remedy}")
 
 
-def _bad_keyword(plan: Plan, error: TypeError) -> Exception:
+def _bad_keyword(plan: EnvPlan, error: TypeError) -> Exception:
     found = re.search(r"(?:unexpected keyword argument|multiple values for (?:keyword )?argument) '(\w+)'", str(error))
     if not found or found[1] not in plan.kwargs:
         return error
