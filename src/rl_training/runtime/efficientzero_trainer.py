@@ -1,4 +1,4 @@
-"""EfficientZero, assembled: a learned model for the spaces at hand, searched to act, run on a replay."""
+"""The recipe of EfficientZero: a learned model and a tree search, trained by the replay loop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The algorithms there are. A line here makes one exist: in YAML, on the command line, in the contract tests."""
+"""The table of algorithms. A line here adds one to YAML, the command line and the contract tests."""
 
 from __future__ import annotations
 
