@@ -339,7 +339,7 @@ def test_find_passes_over_damaged_ones_and_says_so(tmp_path: Path) -> None:
     assert "step_2" in str(caught[1].message)
     shutil.rmtree(tmp_path / "step_1")
     with pytest.raises(CheckpointError, match="every checkpoint in"):
-        open_checkpoint(tmp_path).path
+        open_checkpoint(tmp_path)
 
 
 def test_find_explains_what_is_missing(tmp_path: Path) -> None:
@@ -348,9 +348,9 @@ def test_find_explains_what_is_missing(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     for name, message in [("nowhere", "does not exist"), ("file", "is a file"), ("step_3", "no manifest.json")]:
         with pytest.raises(CheckpointError, match=message):
-            open_checkpoint(tmp_path / name).path
+            open_checkpoint(tmp_path / name)
     with pytest.raises(CheckpointError, match="holds no checkpoint"):
-        open_checkpoint(tmp_path / "empty").path
+        open_checkpoint(tmp_path / "empty")
     with pytest.raises(CheckpointError, match="no such directory"):
         load_checkpoint(tmp_path / "nowhere")
 

@@ -32,8 +32,8 @@ from rl_training.runtime import evaluation
 from rl_training.runtime.checkpoints import load_checkpoint
 from rl_training.runtime.metrics import over_tasks
 from rl_training.runtime.ppo_trainer import train_ppo
-from rl_training.runtime.schema import json_schema, reference
 from rl_training.runtime.run_folder import make_run_dir
+from rl_training.runtime.schema import json_schema, reference
 from rl_training.types import Spaces
 from smoke import check_run
 from test_checkpoint_workflows import stop_at

@@ -17,7 +17,7 @@ from typer.core import TyperGroup
 if TYPE_CHECKING:
     from rl_training.config import TrainConfig
     from rl_training.runtime.controls import Controls
-    from rl_training.runtime.run import TrainResult
+    from rl_training.runtime.outcome import TrainResult
 
 
 class Commands(TyperGroup):

@@ -14,16 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_args, get_type_hints
 
 import yaml
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    StrictBool,
-    ValidationError,
-    WithJsonSchema,
-    WrapValidator,
-)
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, ValidationError, WrapValidator
 from pydantic.dataclasses import dataclass
 from pydantic.fields import FieldInfo
 
@@ -49,6 +40,9 @@ def _number(value: Any) -> Any:
 
 Float = Annotated[float, BeforeValidator(_number), Field(allow_inf_nan=False)]
 Int = Annotated[int, BeforeValidator(_number)]  # pydantic also accepts 1e6, a float without a fraction
+# Bounds stand before the validator: only there do they reach the JSON Schema.
+Steps = Annotated[int, Field(ge=1, le=MOST_STEPS), BeforeValidator(_number)]
+Interval = Annotated[int, Field(ge=0, le=MOST_STEPS), BeforeValidator(_number)]
 
 
 def _unless_none(value: Any, check: Callable[[Any], Any]) -> Any:
@@ -56,13 +50,7 @@ def _unless_none(value: Any, check: Callable[[Any], Any]) -> Any:
 
 
 # None is replaced by the default of the algorithm when a run starts; the type says int, for the code that runs then.
-NumEnvs = Annotated[
-    int,
-    BeforeValidator(_number),
-    Field(ge=1, le=MOST_ENVS),
-    WrapValidator(_unless_none),
-    WithJsonSchema({"type": "integer", "minimum": 1, "maximum": MOST_ENVS}),
-]
+NumEnvs = Annotated[int, Field(ge=1, le=MOST_ENVS), BeforeValidator(_number), WrapValidator(_unless_none)]
 
 
 def _env_ids(value: Any) -> Any:
@@ -92,9 +80,7 @@ class AtariOptions(Options):
     """Atari preprocessing (Machado et al., 2018; the constants of Mnih et al., 2015)."""
 
     noop_max: Int = Field(30, ge=0, le=10_000, description="maximum number of random no-op actions after a reset")
-    frame_skip: Int = Field(
-        4, ge=1, le=1_000, description="frames each action is repeated for; the last two are max-pooled"
-    )
+    frame_skip: Int = Field(4, ge=1, le=1_000, description="frames per action; the last two are max-pooled")
     screen_size: Int = Field(84, ge=16, le=1_024, description="height and width of the image in pixels")
     grayscale: StrictBool = Field(True, description="grayscale images (1 channel) instead of RGB (3 channels)")
     episodic_life: StrictBool = Field(True, description="training only: a lost life ends the episode, not the game")
@@ -110,21 +96,17 @@ class Wrappers(Options):
         None, ge=1, le=MOST_STEPS, description="truncate episodes after this many steps; replaces the registered limit"
     )
     action_repeat: Int | None = Field(
-        None,
-        ge=1,
-        le=1_000,
-        description="repeat each action for this many environment steps, which then count as one step",
+        None, ge=1, le=1_000, description="environment steps per action, which together count as one step"
     )
     atari: StrictBool | AtariOptions = Field(False, description="Atari preprocessing; true: with its defaults")
     frame_stack: Int | None = Field(
-        None, ge=1, le=1_024, description="stack this many observations along a new first axis"
+        None, ge=1, le=1_024, description="stack this many observations on a new first axis"
     )
     normalize_observation: StrictBool | None = Field(
         None, description="normalize by running mean and variance, clip to ±10; default: for a2c, not on Atari"
     )
     normalize_reward: StrictBool | None = Field(
-        None,
-        description="divide rewards by the running deviation of the return; default: for ppo and a2c, not on Atari",
+        None, description="divide by the running deviation of the return; default: for ppo and a2c, not on Atari"
     )
 
 
@@ -166,12 +148,8 @@ class TrainConfig:
     """The config of one training run; its fields are the keys of the YAML file."""
 
     algo: str = Field(description="name of the algorithm; `rl-training algorithms` lists them")
-    env_id: EnvIds = Field(
-        description="Gymnasium environment id, or module:id; a list of ids if the algorithm trains several tasks"
-    )
-    total_timesteps: Int = Field(
-        ge=1, le=MOST_STEPS, description="env steps to train for, counted over all environments and tasks"
-    )
+    env_id: EnvIds = Field(description="Gymnasium id or module:id; a list of ids if the algorithm trains several tasks")
+    total_timesteps: Steps = Field(description="env steps to train for, counted over all environments and tasks")
     output_dir: Path = Field(default=Path("runs"), description="folder in which the run folder is created")
     seed: Int = Field(default=0, ge=0, description="random seed of environments, networks and sampling")
     num_envs: NumEnvs = Field(  # type: ignore[assignment]
@@ -181,15 +159,13 @@ class TrainConfig:
         default="auto",
         description="auto, cpu, cuda, cuda:<index> or mps; auto: cuda, if available, for conv networks, else cpu",
     )
-    eval_interval: Int = Field(
-        default=0, ge=0, le=MOST_STEPS, description="env steps between evaluations; 0: only at the end"
-    )
+    eval_interval: Interval = Field(default=0, description="env steps between evaluations; 0: only at the end")
     eval_episodes: Int = Field(default=10, ge=1, le=1_000_000, description="episodes per evaluation, for each task")
-    checkpoint_interval: Int = Field(
-        default=50_000, ge=0, le=MOST_STEPS, description="env steps between checkpoints; 0: only at the end"
+    checkpoint_interval: Interval = Field(
+        default=50_000, description="env steps between checkpoints; 0: only at the end"
     )
     keep_checkpoints: Int = Field(default=3, ge=0, description="newest checkpoints to keep besides the best; 0: all")
-    log_interval: Int = Field(default=2_000, ge=1, le=MOST_STEPS, description="env steps between log lines")
+    log_interval: Steps = Field(default=2_000, description="env steps between log lines")
     num_threads: Annotated[Int, Field(ge=1)] | Literal["auto"] = Field(
         default="auto", description="PyTorch CPU threads; auto: 1, or all cores for large networks on a CPU"
     )
@@ -197,7 +173,7 @@ class TrainConfig:
     algo_kwargs: dict[str, Any] = Field(default_factory=dict, description="hyperparameters of the algorithm")
     env_kwargs: dict[str, Any] = Field(default_factory=dict, description="environment arguments; wrappers and backend")
     eval_env_kwargs: dict[str, Any] = Field(
-        default_factory=dict, description="keys that replace those of env_kwargs in evaluation"
+        default_factory=dict, description="replace keys of env_kwargs in evaluation"
     )
     callbacks: dict[str, Any] = Field(default_factory=dict, description="early_stopping and time_limit, see below")
     wandb: StrictBool | dict[str, Any] = Field(
@@ -335,8 +311,8 @@ def _problem(detail: Any, path: tuple[str | int, ...], fields: Mapping[str, Fiel
     # A key of the user's may have the form of a union branch.
     if last is not None and (unknown or last in keys or not _is_union_branch(last)):
         loc = (*loc, last)
-    message = detail["msg"].removeprefix("Value error, ").replace("Input should be", "should be")
-    message = PLAIN_MESSAGES.get(detail["type"], message)
+    pydantic_message = detail["msg"].removeprefix("Value error, ").replace("Input should be", "should be")
+    message = PLAIN_MESSAGES.get(detail["type"], pydantic_message)
     if unknown:
         message = unknown_key(str(loc[-1]), _fields_at(loc[:-1], fields))
     elif detail["type"] in ("missing", "missing_argument"):

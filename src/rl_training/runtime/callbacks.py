@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any, Literal, Protocol, TypeAlias
 
 from pydantic import Field, model_validator
@@ -152,12 +152,7 @@ class CallbackOptions(Options):
     time_limit: TimeLimitOptions | None = Field(None, description="stop after a wall-clock time")
 
 
-def build_callbacks(options: CallbackOptions | Mapping[str, Any]) -> list[Callback]:
-    if not isinstance(options, CallbackOptions):
-        options = CallbackOptions.model_validate(dict(options))
-    callbacks: list[Callback] = []
-    if options.early_stopping is not None:
-        callbacks.append(EarlyStopping(**options.early_stopping.model_dump()))
-    if options.time_limit is not None:
-        callbacks.append(TimeLimit(**options.time_limit.model_dump()))
-    return callbacks
+def build_callbacks(options: CallbackOptions | dict[str, Any]) -> list[Callback]:
+    options = CallbackOptions.model_validate(options)
+    kinds = ((EarlyStopping, options.early_stopping), (TimeLimit, options.time_limit))
+    return [kind(**given.model_dump()) for kind, given in kinds if given is not None]

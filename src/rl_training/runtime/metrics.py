@@ -110,7 +110,7 @@ class RunningMeans:
 
 
 def tensorboard_tag(name: str, schedule_names: Collection[str], hyperparameter_names: Collection[str] = ()) -> str:
-    """A metric with its group: schedule/ (hyperparameters that vary), hyperparameter/, eval/, loss/, time/ or train/."""
+    """A metric with its group: schedule/ (a scalar that varies), hyperparameter/, eval/, loss/, time/ or train/."""
     if name in schedule_names:
         return f"schedule/{name}"
     if name in hyperparameter_names:

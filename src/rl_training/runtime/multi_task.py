@@ -9,8 +9,9 @@ from rl_training.config import TrainConfig
 from rl_training.data.replay import Replay
 from rl_training.runtime.metrics import of_task
 from rl_training.runtime.off_policy import make_replay
+from rl_training.runtime.outcome import TrainResult
 from rl_training.runtime.recipe import Recipe
-from rl_training.runtime.run import TrainingRun, TrainResult
+from rl_training.runtime.run import TrainingRun
 from rl_training.types import Reports
 
 

@@ -12,8 +12,9 @@ from rl_training.config import InputError, TrainConfig
 from rl_training.data.machine import usable_bytes
 from rl_training.data.replay import Replay
 from rl_training.data.replay_layout import replay_bytes
+from rl_training.runtime.outcome import TrainResult
 from rl_training.runtime.recipe import Recipe
-from rl_training.runtime.run import TrainingRun, TrainResult
+from rl_training.runtime.run import TrainingRun
 
 
 def run_off_policy(config: TrainConfig, recipe: Recipe, **options: Any) -> TrainResult:

@@ -87,22 +87,20 @@ class Progress:
     def __init__(self, *, schedule_names: Collection[str] = (), stream: TextIO | None = None) -> None:
         self.schedule_names = tuple(schedule_names)
         self.stream: Any = LastingStream(stream if stream is not None else sys.stdout)
-        self.title, self.total, self.step = "", 0, 0
         self.metrics: Metrics = {}
-        self.phases = Phases()
-        self._started = time.monotonic()
-        self._first = Mark(self._started, 0, {})
-        self._marks = deque([self._first])
         self._closing = contextlib.ExitStack()
         self._waiting: deque[str] = deque()  # messages
+        self._reset(0, "", 0)
+
+    def _reset(self, total: int, title: str, step: int) -> None:
+        self.total, self.title, self.step = total, title, step
+        self.phases = Phases()
+        self._first = Mark(time.monotonic(), step, {})
+        self._marks = deque([self._first])
 
     def start(self, total: int, title: str, step: int = 0) -> None:
         """`step`: where a resumed run begins."""
-        self.total, self.title, self.step = total, title, step
-        self.phases = Phases()
-        self._started = time.monotonic()
-        self._first = Mark(self._started, step, {})
-        self._marks = deque([self._first])
+        self._reset(total, title, step)
         self._closing.enter_context(compilation_phase(self.phases))
         if self.ticks:
             self._start_thread()
@@ -161,7 +159,7 @@ class Progress:
 
     @property
     def elapsed(self) -> float:
-        return time.monotonic() - self._started
+        return time.monotonic() - self._first.time
 
     def speed(self) -> float:
         """Recent steps per second; 0 before the first step."""
@@ -207,10 +205,7 @@ class PlainProgress(Progress):
     """One line per log interval, with aligned columns, and one after a while without output."""
 
     ticks = True
-
-    def __init__(self, *, schedule_names: Collection[str] = (), stream: TextIO | None = None) -> None:
-        super().__init__(schedule_names=schedule_names, stream=stream)
-        self._printed = time.monotonic()
+    _printed = 0.0  # the time of the last line
 
     def start(self, total: int, title: str, step: int = 0) -> None:
         self._print(title)

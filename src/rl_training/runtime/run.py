@@ -17,7 +17,7 @@ from rl_training.runtime.checkpoints import Checkpoint
 from rl_training.runtime.controls import Controls
 from rl_training.runtime.interrupts import Interrupts
 from rl_training.runtime.metrics import RunningMeans, TrainingDiverged, check_finite, over_tasks
-from rl_training.runtime.outcome import TrainingFailed, TrainingInterrupted, TrainResult, last_good
+from rl_training.runtime.outcome import TrainingInterrupted, TrainResult, last_good
 from rl_training.runtime.preview import schedule_warnings
 from rl_training.runtime.progress import Progress, make_progress
 from rl_training.runtime.randomness import own_global_state, seed_of
@@ -29,8 +29,6 @@ from rl_training.runtime.run_folder import open_folder, write_status
 from rl_training.runtime.setup import build_agent, has_convolutions, quick_kernels, with_env_defaults
 from rl_training.runtime.sources import open_source
 from rl_training.types import Metrics, Reports
-
-__all__ = ["TrainResult", "TrainingFailed", "TrainingInterrupted", "TrainingRun"]
 
 
 class TrainingRun:

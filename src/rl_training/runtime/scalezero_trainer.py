@@ -13,8 +13,8 @@ from rl_training.algorithms.scalezero import ScaleZero, ScaleZeroHyperparameters
 from rl_training.config import ConfigError, TrainConfig
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.multi_task import run_multi_task
+from rl_training.runtime.outcome import TrainResult
 from rl_training.runtime.recipe import Recipe
-from rl_training.runtime.run import TrainResult
 
 SCALEZERO_RECIPE = Recipe(
     "scalezero",

@@ -17,11 +17,11 @@ from rl_training.runtime.checkpoints import MANIFEST, Checkpoint, open_checkpoin
 from rl_training.runtime.controls import Controls
 from rl_training.runtime.evaluation import Player, evaluate, sizes
 from rl_training.runtime.loading import as_config, build_config, check_config
+from rl_training.runtime.outcome import TrainResult
 from rl_training.runtime.policy import Policy
 from rl_training.runtime.randomness import seed_of
 from rl_training.runtime.registry import ALGORITHMS
 from rl_training.runtime.restoring import checkpoint_errors, restore_part
-from rl_training.runtime.run import TrainResult
 from rl_training.runtime.setup import build_actor, pick_device
 from rl_training.types import BoxActions, Metrics
 
