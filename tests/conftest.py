@@ -16,7 +16,7 @@ import torch
 from filelock import FileLock
 
 from rl_training import ALGORITHMS, TrainConfig
-from rl_training.runtime import run
+from rl_training.runtime import run_evaluations
 
 REPOSITORY = Path(__file__).parents[1]
 PLANNING: dict[str, Any] = {
@@ -153,5 +153,5 @@ def scores(monkeypatch: pytest.MonkeyPatch) -> list[float]:
         value = values.pop(0)
         return {"eval_return_mean": value, "eval_return_std": 0.0, "eval_return_min": value, "eval_episodes": 1}
 
-    monkeypatch.setattr(run, "evaluate", evaluate)
+    monkeypatch.setattr(run_evaluations, "evaluate", evaluate)
     return values

@@ -106,7 +106,7 @@ def test_everything_wrong_is_reported_at_once(write):
     [
         ("algo: [ppo", "line 1"),
         ("- a\n- b", "a config is a mapping"),
-        ("algo: ppo\nalgo: a2c\n", "line 2: key 'algo' stands twice, first in line 1"),
+        ("algo: ppo\nalgo: a2c\n", "line 2: key 'algo' is given twice, first in line 1"),
         ("algo: !!python/object/apply:os.system ['true']", "could not determine a constructor"),
         ("", "algo: is missing"),
     ],

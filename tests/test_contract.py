@@ -19,7 +19,7 @@ from elsewhere import actor_alone, play, play_elsewhere
 from rl_training import ALGORITHMS, evaluate_checkpoint, load_policy, resume_training, train
 from rl_training.algorithms.base import Learner
 from rl_training.runtime.checkpoints import load_checkpoint
-from rl_training.runtime.controls import fields_of
+from rl_training.runtime.hyperparameters import hyperparameters_of
 from smoke import check_run
 
 ALGOS = sorted(ALGORITHMS)
@@ -133,7 +133,7 @@ TIGHT = {  # limits that a run of 512 steps would not reach at their defaults
 SCALARS = [
     (algo, name)
     for algo in ALGOS
-    for name, field in fields_of(ALGORITHMS[algo].recipe.hyperparameters).items()
+    for name, field in hyperparameters_of(ALGORITHMS[algo].recipe.hyperparameters).items()
     if field.is_scalar
 ]
 
@@ -142,7 +142,7 @@ FIXED = {}
 
 def fixed_run(tiny_config, algo, name, start):
     """(metrics, weights) of a run with a number at `start`; one run serves all numbers that are there anyway."""
-    field = fields_of(ALGORITHMS[algo].recipe.hyperparameters)[name]
+    field = hyperparameters_of(ALGORITHMS[algo].recipe.hyperparameters)[name]
     anyway = field.schedule is None and start == TINY[algo].get(name, field.default)
     key = algo if anyway else (algo, name)
     if key not in FIXED:
@@ -157,7 +157,7 @@ def fixed_run(tiny_config, algo, name, start):
 @pytest.mark.parametrize(("algo", "name"), SCALARS)
 def test_every_scalar_can_be_scheduled_is_logged_and_matters(algo, name, tiny_config):
     """Trained twice with different schedules, the weights differ; the end of the schedule is in the final metrics."""
-    field = fields_of(ALGORITHMS[algo].recipe.hyperparameters)[name]
+    field = hyperparameters_of(ALGORITHMS[algo].recipe.hyperparameters)[name]
     start = TINY[algo].get(name, field.default)
     start = 0.02 if start is None else start
     end = end_of(field._replace(default=start))

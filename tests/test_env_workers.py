@@ -21,7 +21,7 @@ import sys, os
 sys.path.insert(0, {tests!r})
 import envs_for_tests
 from rl_training import TrainConfig, train
-from rl_training.runtime.run import TrainingInterrupted
+from rl_training.runtime.outcome import TrainingInterrupted
 
 config = TrainConfig(
     algo="ppo", env_id="RandomWalkForTests-v0", total_timesteps=10_000_000, num_envs=3, output_dir={runs!r},

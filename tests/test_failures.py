@@ -138,7 +138,7 @@ def test_log_lines_that_cannot_be_written_cost_no_checkpoint(tiny_config, monkey
     monkeypatch.setattr(metrics, "open", logs_are_full, raising=False)
     monkeypatch.setattr(metrics, "FLUSH_SECONDS", -1.0)
     config = tiny_config("ppo", {"log_interval": 32})
-    with pytest.warns(UserWarning, match="cannot be written .No space left on device.; training goes on") as caught:
+    with pytest.warns(UserWarning, match="cannot be written .No space left on device.; training continues") as caught:
         result = train(config, progress="silent")
     assert len([w for w in caught if "cannot be written" in str(w.message)]) == len(files) == 2  # once for each file
     assert load_checkpoint(result.checkpoint_path).step == 256
@@ -176,12 +176,12 @@ def test_the_status_is_written_on_a_disk_that_takes_no_new_file(tmp_path, monkey
 
 
 def test_a_disk_that_is_full_from_the_start_leaves_no_folder(tiny_config, monkeypatch):
-    from rl_training.runtime import run
+    from rl_training.runtime import run_folder
 
     def full(path, text):
         raise FULL
 
-    monkeypatch.setattr(run, "write_text_atomic", full)
+    monkeypatch.setattr(run_folder, "write_text_atomic", full)
     config = tiny_config("ppo")
     with pytest.raises(InputError, match=r"run folder .* cannot be written: No space left on device"):
         train(config, progress="silent")

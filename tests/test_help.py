@@ -11,7 +11,7 @@ from rl_training import ALGORITHMS
 from rl_training.cli import app
 from rl_training.config import AtariOptions, EnvOptions, Wrappers, config_fields
 from rl_training.runtime.callbacks import CallbackOptions, EarlyStoppingOptions, TimeLimitOptions
-from rl_training.runtime.controls import fields_of
+from rl_training.runtime.hyperparameters import hyperparameters_of
 from rl_training.runtime.schedules import KINDS, Warmup
 from test_cli import cli
 
@@ -49,7 +49,7 @@ def hyperparameters():
     return {
         f"{algo}.{field.name}": field.help
         for algo, entry in ALGORITHMS.items()
-        for field in fields_of(entry.recipe.hyperparameters).values()
+        for field in hyperparameters_of(entry.recipe.hyperparameters).values()
     }
 
 
@@ -109,7 +109,7 @@ def test_a_help_text_has_the_term_of_the_field(name):
 def test_the_list_of_hyperparameters_keeps_its_columns():
     """Also behind long names and behind defaults that are schedules, which stand after the text."""
     listed = cli("algorithms", "efficientzero").splitlines()
-    fields = fields_of(ALGORITHMS["efficientzero"].recipe.hyperparameters)
+    fields = hyperparameters_of(ALGORITHMS["efficientzero"].recipe.hyperparameters)
     rows = {line[4:].split()[0]: line for line in listed if line[4:].split() and line[4:].split()[0] in fields}
     assert rows.keys() == fields.keys()
     assert {rows[name].index(field.help) for name, field in fields.items()} == {rows["gamma"].index("discount factor")}

@@ -138,7 +138,7 @@ def test_what_fits_is_not_refused(tmp_path):
     config = TrainConfig("ppo", "CartPole-v1", 1, num_envs=64, output_dir=tmp_path, algo_kwargs=kwargs)
     spaces = [limits.Spaces(*_cartpole_spaces())]
     controls = limits.Controls(ALGORITHMS["ppo"].recipe.hyperparameters, kwargs, 1)
-    limits.check_memory(config, controls, spaces)
+    limits.check_bytes(config, controls, spaces)
 
 
 def _cartpole_spaces():

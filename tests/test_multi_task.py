@@ -31,8 +31,8 @@ from rl_training.runtime import evaluation, sources
 from rl_training.runtime.checkpoints import load_checkpoint
 from rl_training.runtime.metrics import over_tasks
 from rl_training.runtime.ppo_trainer import train_ppo
+from rl_training.runtime.run_folder import make_run_dir
 from rl_training.runtime.schema import json_schema, reference
-from rl_training.runtime.setup import make_run_dir
 from rl_training.types import Spaces
 from smoke import check_run
 from test_checkpoint_workflows import stop_at
@@ -311,7 +311,7 @@ def test_the_first_is_closed_where_the_second_cannot_be_made(make, monkeypatch):
         ("env_id: []", "env_id: should be the id of an environment, or a list of ids, got []"),
         ("env_id: 3", "env_id: should be the id of an environment, or a list of ids, got 3"),
         ("env_id: [CartPole-v1, 3]", "env_id: should be the id of an environment, or a list of ids"),
-        ("env_id: [CartPole-v1, CartPole-v1]", "env_id: 'CartPole-v1' stands twice"),
+        ("env_id: [CartPole-v1, CartPole-v1]", "env_id: 'CartPole-v1' is given twice"),
         ("env_id: [CartPole-v1, CartPol-v1]", "env_id.1: no environment 'CartPol-v1' is registered"),
         ("env_id: [CartPole-v1, 'm:X-v0']", "env_id.1: 'm:X-v0' imports the module 'm'"),
         ("env_kwargs: {CartPole-v1: 3}", "env_kwargs.CartPole-v1: should be a mapping"),

@@ -12,6 +12,7 @@ from conftest import REPOSITORY
 from rl_training import load_config
 from rl_training.runtime.controls import Controls
 from rl_training.runtime.registry import ALGORITHMS
+from rl_training.runtime.run_folder import resolved_kwargs
 
 SCRIPTS = sorted((REPOSITORY / "examples").glob("*_reference.py"))
 
@@ -40,7 +41,7 @@ def stop():
 
 def numbers(config):
     controls = Controls(ALGORITHMS[config.algo].recipe.hyperparameters, config.algo_kwargs, config.horizon)
-    return config.tasks, config.num_envs, config.total_timesteps, controls.resolved()
+    return config.tasks, config.num_envs, config.total_timesteps, resolved_kwargs(controls)
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda p: p.stem)

@@ -20,12 +20,13 @@ from rl_training.algorithms.muzero import MuZeroHyperparameters
 from rl_training.config import InputError
 from rl_training.envs.runner import EnvRunner
 from rl_training.envs.tasks import clips_reward
-from rl_training.runtime import evaluation, temporaries
+from rl_training.runtime import atomic_files, evaluation, run_evaluations
 from rl_training.runtime import run as run_module
 from rl_training.runtime.a2c_trainer import A2C_RECIPE, train_a2c
 from rl_training.runtime.checkpoints import load_checkpoint
 from rl_training.runtime.randomness import STREAMS, own_global_state, seed_of
-from rl_training.runtime.setup import pick_device, quick_kernels, wandb_options
+from rl_training.runtime.run_folder import wandb_options
+from rl_training.runtime.setup import pick_device, quick_kernels
 from rl_training.types import Spaces
 from test_checkpoint_workflows import stop_at, wait_for
 from test_contract import assert_equal_state, assert_same_future
@@ -90,7 +91,7 @@ def test_a_resume_goes_on_with_the_global_generators(dicey, tiny_config):
     np.random.seed(7)
     torch.manual_seed(7)
     seen = []
-    note = lambda run: seen.append(run.state_dict()["generators"]["python"][1])  # noqa: E731
+    note = lambda run: seen.append(run.parts["run"].state_dict()["generators"]["python"][1])  # noqa: E731
     original = EnvRunner.step
 
     def first_step(self, act, *, explore=True):
@@ -121,7 +122,7 @@ def test_the_first_of_equal_evaluations_is_the_best(scores, tiny_config):
 def test_a_resumed_run_remembers_its_evaluations(scores, tiny_config):
     scores += [5.0, 9.0, 4.0, 3.0, 3.0, 3.0]
     counts = []
-    count = lambda run: counts.append((run.step, run.evaluations, run.best_eval))  # noqa: E731
+    count = lambda run: counts.append((run.step, run.evaluations, run.evaluation.best))  # noqa: E731
     half = train(tiny_config("a2c", {"eval_interval": 64}), callbacks=[stop_at(128)], progress="silent")
     resume_training(half.run_dir, callbacks=[count], progress="silent")
     assert counts[0] == (144, 2, 9.0)
@@ -205,7 +206,7 @@ def test_a_resume_sweeps_what_killed_writers_left_where_it_comes_from(what, tiny
         (path / "actor.safetensors").write_bytes(b"half")
     foreign = half.run_dir / "checkpoints" / ".editor.tmp"
     foreign.mkdir()
-    lock = temporaries.lock(alive)
+    lock = atomic_files.lock(alive)
     resume_training(half.run_dir if what == "a run folder" else half.checkpoint_path, progress="silent")
     assert not dead.exists()
     assert (alive / "actor.safetensors").exists()
@@ -460,7 +461,7 @@ def test_a_run_whose_last_evaluation_is_interrupted_is_finished(tiny_config, mon
         os.kill(os.getpid(), signal.SIGINT)
         assert stopped()
 
-    monkeypatch.setattr(run_module, "evaluate", endless)
+    monkeypatch.setattr(run_evaluations, "evaluate", endless)
     try:
         result = train(tiny_config("a2c"), progress="silent")
     except TrainingInterrupted as interrupted:  # a KeyboardInterrupt, which would end the tests
@@ -476,7 +477,7 @@ def test_an_evaluation_that_was_interrupted_is_made_up_for(algo, tiny_config, mo
     seen = []
     config = tiny_config(algo, {"eval_interval": 64})
     whole = train(config, callbacks=[lambda run: seen.append((run.step, run.evaluations))], progress="silent")
-    expected, evaluate, calls = list(seen), run_module.evaluate, []
+    expected, evaluate, calls = list(seen), run_evaluations.evaluate, []
 
     def interrupted(*args, stopped, **options):
         calls.append(1)
@@ -485,7 +486,7 @@ def test_an_evaluation_that_was_interrupted_is_made_up_for(algo, tiny_config, mo
         return evaluate(*args, stopped=stopped, **options)
 
     seen.clear()
-    monkeypatch.setattr(run_module, "evaluate", interrupted)
+    monkeypatch.setattr(run_evaluations, "evaluate", interrupted)
     with pytest.raises(TrainingInterrupted) as caught:
         train(config, callbacks=[lambda run: seen.append((run.step, run.evaluations))], progress="silent")
     resumed = resume_training(

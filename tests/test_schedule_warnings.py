@@ -7,7 +7,7 @@ import yaml
 
 from rl_training import ALGORITHMS
 from rl_training.runtime.controls import Controls
-from rl_training.runtime.preview import COLUMNS, table
+from rl_training.runtime.preview import COLUMNS, extremes, schedule_warnings, table
 from test_cli import cli
 
 H = 10_000
@@ -45,7 +45,7 @@ def controls(algo="ppo", horizon=H, **kwargs):
     ],
 )
 def test_a_schedule_without_effect_is_reported(kwargs, expected):
-    (line,) = controls(**kwargs).warnings()
+    (line,) = schedule_warnings(controls(**kwargs))
     assert expected in line
 
 
@@ -63,7 +63,7 @@ def test_a_schedule_without_effect_is_reported(kwargs, expected):
     ],
 )
 def test_one_with_an_effect_is_not(algo, kwargs):
-    assert controls(algo, **kwargs).warnings() == []
+    assert schedule_warnings(controls(algo, **kwargs)) == []
 
 
 def test_the_warning_is_seen_in_every_command(tmp_path):
@@ -101,4 +101,4 @@ def test_the_table_shows_how_far_a_cycle_goes():
 def test_extremes_are_those_of_every_step(spec):
     both = controls(clip_coef=spec)
     every = [both.at(step).clip_coef for step in range(H)]
-    assert both.extremes("clip_coef") == pytest.approx((min(every), max(every)), rel=1e-9)
+    assert extremes(both, "clip_coef") == pytest.approx((min(every), max(every)), rel=1e-9)

@@ -9,7 +9,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rl_training.runtime.schedules import KINDS, check_order, dump_schedule, first_violation, parse_schedule
+from rl_training.runtime.schedules import KINDS, parse_schedule
 
 H = 1000
 
@@ -142,18 +142,18 @@ def test_what_is_wrong_is_named(spec, message):
 
 def test_points_out_of_order_are_found_once_the_horizon_is_known():
     schedule = parse_schedule({"kind": "piecewise", "points": [["50%", 1.0], [100, 0.5]]})
-    check_order(schedule, 150)
+    schedule.check_order(150)
     with pytest.raises(ValueError, match="order of time"):
-        check_order(schedule, 1000)
+        schedule.check_order(1000)
 
 
 def test_first_violation_names_the_very_step():
     schedule = parse_schedule({"kind": "linear", "start": 0.9, "end": -0.1})
     horizon = 1_000_000
-    step, value = first_violation(schedule, horizon, low=0.0, high=math.inf)
+    step, value = schedule.first_violation(horizon, low=0.0, high=math.inf)
     assert value < 0 <= schedule.at(step - 1, horizon)
     assert step == pytest.approx(900_000, abs=2)
-    assert first_violation(parse_schedule(0.5), horizon, low=0.0, high=1.0) is None
+    assert parse_schedule(0.5).first_violation(horizon, low=0.0, high=1.0) is None
 
 
 numbers = st.floats(-1.0, 2.0)
@@ -182,7 +182,7 @@ def test_bounds_check_agrees_with_brute_force(spec, horizon):
     schedule = parse_schedule(spec)
     low, high = 0.0, 1.0
     bad = [s for s in range(horizon) if not low - 1e-9 <= schedule.at(s, horizon) <= high + 1e-9]
-    found = first_violation(schedule, horizon, low=low, high=high)
+    found = schedule.first_violation(horizon, low=low, high=high)
     assert (found is None) == (not bad)
     if bad:
         assert found == (bad[0], schedule.at(bad[0], horizon))
@@ -196,7 +196,7 @@ def test_values_are_finite_hold_past_the_horizon_and_survive_yaml(spec, horizon,
     assert math.isfinite(value)
     if step >= horizon - 1:
         assert value == schedule.at(horizon - 1, horizon)
-    again = parse_schedule(yaml.safe_load(yaml.safe_dump(dump_schedule(schedule))))
+    again = parse_schedule(yaml.safe_load(yaml.safe_dump(schedule.dump())))
     assert again.at(step, horizon) == value
 
 
@@ -238,7 +238,7 @@ def test_a_segment_has_no_warmup_of_its_own():
     ids=["spike", "spike in a segment", "end of the warm-up"],
 )
 def test_a_violation_of_a_single_step_is_found_in_a_long_run(spec, step):
-    found = first_violation(parse_schedule(spec), 1_000_000, low=0.0, high=1.0)
+    found = parse_schedule(spec).first_violation(1_000_000, low=0.0, high=1.0)
     assert found is not None
     assert found[0] == step
 
@@ -248,9 +248,9 @@ def test_points_are_ordered_within_their_segment():
         points = [[first, 0.5], [second, 0.1]]
         return [{"kind": "constant", "start": 0.5, "duration": "50%"}, {"kind": "piecewise", "points": points}]
 
-    check_order(parse_schedule(spec("50%", 400)), 1000)
+    parse_schedule(spec("50%", 400)).check_order(1000)
     with pytest.raises(ValueError, match="order of time"):
-        check_order(parse_schedule(spec(300, "50%")), 1000)
+        parse_schedule(spec(300, "50%")).check_order(1000)
 
 
 def test_a_mapping_without_a_kind_is_told_so():

@@ -10,7 +10,8 @@ import pytest
 
 from rl_training import ALGORITHMS, ConfigError
 from rl_training.algorithms.base import setting
-from rl_training.runtime.controls import Controls, fields_of
+from rl_training.runtime.controls import Controls
+from rl_training.runtime.hyperparameters import hyperparameters_of
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ def test_what_is_refused_and_where(name, value, at):
 NUMBERS = [
     (algo, field.name)
     for algo, entry in ALGORITHMS.items()
-    for field in fields_of(entry.recipe.hyperparameters).values()
+    for field in hyperparameters_of(entry.recipe.hyperparameters).values()
     if not field.is_scalar and {int, float} & {field.hint, *getattr(field.hint, "__args__", ())}
 ]
 

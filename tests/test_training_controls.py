@@ -18,6 +18,8 @@ from rl_training import (
 from rl_training.algorithms.base import scalar, setting
 from rl_training.algorithms.ppo import PPOHyperparameters
 from rl_training.runtime.controls import Controls
+from rl_training.runtime.preview import idle_learning_rates
+from rl_training.runtime.run_folder import resolved_kwargs
 
 H = 1000
 RESOLVERS = [
@@ -164,7 +166,7 @@ def test_all_problems_are_reported_together():
 
 def test_resolved_reads_back_to_the_same():
     first = controls(clip_range_schedule="cosine", temperature=0.5, temperature_warmup_steps=0, num_simulations=7)
-    again = Controls(Numbers, first.resolved(), H)
+    again = Controls(Numbers, resolved_kwargs(first), H)
     assert all(first.at(s) == again.at(s) for s in range(0, H, 97))
 
 
@@ -212,8 +214,8 @@ def test_a_learning_rate_that_is_zero_to_the_end_is_found(rate, step, idle):
     made = Controls(PPOHyperparameters, {"learning_rate": rate}, H)
     values = [made.at(later).learning_rate for later in range(step, 2 * H + 1)]
     assert (not any(values)) == idle  # the schedule is what the case says
-    assert made.idle_learning_rates(step) == (["learning_rate"] if idle else [])
+    assert idle_learning_rates(made, step) == (["learning_rate"] if idle else [])
     made.overrides["learning_rate"] = 0.2
-    assert made.idle_learning_rates(step) == []
+    assert idle_learning_rates(made, step) == []
     made.overrides["learning_rate"] = 0.0
-    assert made.idle_learning_rates(step) == ["learning_rate"]
+    assert idle_learning_rates(made, step) == ["learning_rate"]

@@ -1,4 +1,4 @@
-"""The command line: verbs that call workflows. Torch is imported inside a verb, so that --help is instant."""
+"""The command line. Commands import torch when they run, so that --help is instant."""
 
 from __future__ import annotations
 
@@ -14,16 +14,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, get_origin
 import typer
 from typer.core import TyperGroup
 
-from rl_training.runtime.output import leave_lost_output, prepare_output
-
 if TYPE_CHECKING:
     from rl_training.config import TrainConfig
     from rl_training.runtime.controls import Controls
-    from rl_training.runtime.run import TrainResult
+    from rl_training.runtime.outcome import TrainResult
 
 
-class Verbs(TyperGroup):
-    """Turns what can go wrong into an exit code: 0 done, 1 training failed, 2 bad input, 130 interrupted."""
+class Commands(TyperGroup):
+    """Turns errors into exit codes: 0 done, 1 training failed, 2 bad input, 130 interrupted."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -39,16 +37,12 @@ class Verbs(TyperGroup):
             from rl_training.runtime.outcome import TrainingFailed
 
             if isinstance(error, InputError):
-                _exit("\n".join(f"error: {line}" for line in str(error).splitlines()) + _trace(error), 2)
+                lines = [f"error: {line}" for line in str(error).splitlines()]
+                trace = getattr(error, "trace", "")  # of an error inside an environment, for its author
+                _exit("\n".join([*lines, "", trace.rstrip()] if trace else lines), 2)
             if isinstance(error, TrainingDiverged | TrainingFailed):
                 _exit(f"error: {error}", 1)
             raise
-
-
-def _trace(error: Exception) -> str:
-    """What an environment raised, where it did: its author needs to see where."""
-    trace = getattr(error, "trace", "")
-    return f"\n\n{trace.rstrip()}" if trace else ""
 
 
 def _exit(message: str, code: int) -> NoReturn:
@@ -59,7 +53,7 @@ def _exit(message: str, code: int) -> NoReturn:
 
 app = typer.Typer(
     name="rl-training",
-    cls=Verbs,
+    cls=Commands,
     help="Train reinforcement-learning agents from one YAML file.",
     no_args_is_help=True,
     add_completion=False,
@@ -69,29 +63,13 @@ app = typer.Typer(
 config_app = typer.Typer(help="Check, show and describe configs.", no_args_is_help=True)
 app.add_typer(config_app, name="config")
 
-ConfigArgument = Annotated[Path | None, typer.Argument(metavar="CONFIG", help="YAML config.", show_default=False)]
-ConfigOption = Annotated[Path | None, typer.Option("--config", "-c", help="YAML config.", show_default=False)]
-SetOption = Annotated[
-    list[str] | None, typer.Option("--set", help="Override a key: --set algo_kwargs.clip_coef=0.1", show_default=False)
-]
-AllowImport = Annotated[
-    bool, typer.Option("--allow-import", help="Allow an env_id of the form module:id, which imports that module.")
-]
-RunArgument = Annotated[
-    Path | None,
-    typer.Argument(
-        metavar="RUN",
-        help="A run folder (its newest checkpoint), a checkpoint, or latest: the newest run in --output-dir or runs/.",
-        show_default=False,
-    ),
-]
-CheckpointOption = Annotated[
-    Path | None, typer.Option("--checkpoint", help="Run folder or checkpoint, instead of RUN.", show_default=False)
-]
+
+def _option(help: str, *names: str, **settings: Any) -> Any:
+    return typer.Option(*names, help=help, show_default=False, **settings)
 
 
 def _whole(text: str) -> int:
-    """A number as the YAML file takes it: 100000, 100_000 or 1e5."""
+    """A whole number in the forms that YAML has: 100000, 100_000 or 1e5."""
     try:
         number = float(text)
     except ValueError:
@@ -102,13 +80,20 @@ def _whole(text: str) -> int:
 
 
 def _steps_option(help: str) -> Any:
-    return typer.Option(parser=_whole, metavar="STEPS", help=help, show_default=False)
+    return _option(help, parser=_whole, metavar="STEPS")
 
 
-DeviceOption = Annotated[str | None, typer.Option("--device", help="auto, cpu, cuda, cuda:1, mps.", show_default=False)]
-OutputDir = Annotated[
-    Path | None, typer.Option("--output-dir", help="Folder in which the run folder is created.", show_default=False)
-]
+RUN_HELP = "A run folder (its newest checkpoint), a checkpoint, or latest: the newest run in --output-dir or runs/."
+IMPORT_HELP = "Allow an env_id of the form module:id, which imports that module."
+
+ConfigArgument = Annotated[Path | None, typer.Argument(metavar="CONFIG", help="YAML config.", show_default=False)]
+ConfigOption = Annotated[Path | None, _option("YAML config.", "--config", "-c")]
+SetOption = Annotated[list[str] | None, _option("Override a key: --set algo_kwargs.clip_coef=0.1", "--set")]
+AllowImport = Annotated[bool, typer.Option("--allow-import", help=IMPORT_HELP)]
+RunArgument = Annotated[Path | None, typer.Argument(metavar="RUN", help=RUN_HELP, show_default=False)]
+CheckpointOption = Annotated[Path | None, _option("Run folder or checkpoint, instead of RUN.", "--checkpoint")]
+DeviceOption = Annotated[str | None, _option("auto, cpu, cuda, cuda:1, mps.", "--device")]
+OutputDir = Annotated[Path | None, _option("Folder in which the run folder is created.", "--output-dir")]
 ProgressOption = Annotated[str, typer.Option("--progress", help="Progress display: auto, live, plain or silent.")]
 
 
@@ -120,12 +105,11 @@ def _version(value: bool) -> None:
         raise typer.Exit
 
 
+VersionOption = Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")]
+
+
 @app.callback()
-def _root(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
-    ] = False,
-) -> None: ...
+def _root(version: VersionOption = False) -> None: ...
 
 
 @app.command()
@@ -133,25 +117,26 @@ def train(
     config: ConfigArgument = None,
     config_option: ConfigOption = None,
     set_: SetOption = None,
-    seed: Annotated[int | None, typer.Option(help="Override seed.", show_default=False)] = None,
+    seed: Annotated[int | None, _option("Override seed.")] = None,
     total_timesteps: Annotated[int | None, _steps_option("Override total_timesteps.")] = None,
-    num_envs: Annotated[int | None, typer.Option(help="Override num_envs.", show_default=False)] = None,
+    num_envs: Annotated[int | None, _option("Override num_envs.")] = None,
     device: DeviceOption = None,
     output_dir: OutputDir = None,
-    run_suffix: Annotated[str | None, typer.Option(help="Suffix of the folder's name.", show_default=False)] = None,
+    run_suffix: Annotated[str | None, _option("Suffix of the folder's name.")] = None,
     progress: ProgressOption = "auto",
     allow_import: AllowImport = False,
 ) -> None:
     """Train an agent from a YAML config."""
-    named = {
-        "seed": seed,
-        "total_timesteps": total_timesteps,
-        "num_envs": num_envs,
-        "device": device,
-        "output_dir": output_dir,
-    }
-    values = {key: value for key, value in named.items() if value is not None}
-    loaded = _load(_one_config(config, config_option), set_ or [], allow_import, **values)
+    loaded = _load(
+        _one_config(config, config_option),
+        set_,
+        allow_import,
+        seed=seed,
+        total_timesteps=total_timesteps,
+        num_envs=num_envs,
+        device=device,
+        output_dir=output_dir,
+    )
     from rl_training.runtime.workflows import train as run
 
     result = run(loaded, run_suffix=run_suffix, progress=progress)
@@ -162,15 +147,9 @@ def train(
 def evaluate(
     run: RunArgument = None,
     checkpoint: CheckpointOption = None,
-    num_episodes: Annotated[
-        int | None, typer.Option(min=1, help="Number of episodes; default: eval_episodes.", show_default=False)
-    ] = None,
-    task: Annotated[
-        str | None, typer.Option(help="Evaluate only this env_id of a run in several.", show_default=False)
-    ] = None,
-    output_dir: Annotated[
-        Path | None, typer.Option(help="Folder in which latest is looked for.", show_default=False)
-    ] = None,
+    num_episodes: Annotated[int | None, _option("Number of episodes; default: eval_episodes.", min=1)] = None,
+    task: Annotated[str | None, _option("Evaluate only this env_id of a run in several.")] = None,
+    output_dir: Annotated[Path | None, _option("Folder in which latest is searched.")] = None,
     device: DeviceOption = None,
     allow_import: AllowImport = False,
 ) -> None:
@@ -191,7 +170,7 @@ def resume(
     run: RunArgument = None,
     checkpoint: CheckpointOption = None,
     total_timesteps: Annotated[
-        int | None, _steps_option("Env steps in total, including those before; default: the run's.")
+        int | None, _steps_option("Env steps in total, with those before; default: the run's.")
     ] = None,
     extend: Annotated[str, typer.Option(help="keep: schedules end as before; stretch: at the new total.")] = "keep",
     output_dir: OutputDir = None,
@@ -223,7 +202,7 @@ def config_check(
 ) -> None:
     """Validate a config without training."""
     path = _one_config(config, config_option)
-    _warn(_controls(_load(path, set_ or [], allow_import)))
+    _warn(_controls(_load(path, set_, allow_import)))
     print(f"{path}: ok")
 
 
@@ -238,9 +217,10 @@ def config_show(
     import yaml
 
     from rl_training.runtime.registry import ALGORITHMS
-    from rl_training.runtime.setup import config_to_dict, with_env_defaults
+    from rl_training.runtime.run_folder import config_to_dict
+    from rl_training.runtime.setup import with_env_defaults
 
-    loaded = _load(_one_config(config, config_option), set_ or [], allow_import)
+    loaded = _load(_one_config(config, config_option), set_, allow_import)
     loaded = with_env_defaults(loaded, ALGORITHMS[loaded.algo].recipe)
     print(yaml.safe_dump(config_to_dict(loaded, _controls(loaded)), sort_keys=False), end="")
 
@@ -268,14 +248,14 @@ def schedule(
     config: ConfigArgument = None,
     config_option: ConfigOption = None,
     set_: SetOption = None,
-    png: Annotated[Path | None, typer.Option(help="Also save a plot as this PNG file.", show_default=False)] = None,
+    png: Annotated[Path | None, _option("Also save a plot as this PNG file.")] = None,
     allow_import: AllowImport = False,
 ) -> None:
     """Show how every scheduled hyperparameter changes during training."""
     from rl_training.runtime import preview
 
     path = _one_config(config, config_option)
-    controls = _controls(_load(path, set_ or [], allow_import))
+    controls = _controls(_load(path, set_, allow_import))
     if not controls.varying:
         print(f"{path}: nothing is scheduled; every number keeps its value")
     else:
@@ -296,14 +276,13 @@ def schedule(
 @app.command()
 def algorithms(name: Annotated[str | None, typer.Argument(help="One algorithm.", show_default=False)] = None) -> None:
     """List the algorithms and every hyperparameter with its default, bounds and meaning."""
-    from rl_training.config import InputError, nearest
-    from rl_training.runtime.controls import fields_of
+    from rl_training.config import InputError
+    from rl_training.runtime.hyperparameters import hyperparameters_of, type_name
+    from rl_training.runtime.loading import unknown_algorithm
     from rl_training.runtime.registry import ALGORITHMS
-    from rl_training.runtime.schema import default_text
-    from rl_training.runtime.strict_types import type_name
 
     if name is not None and name not in ALGORITHMS:
-        raise InputError(f"unknown algorithm {name!r}{nearest(name, ALGORITHMS)} (there are: {', '.join(ALGORITHMS)})")
+        raise InputError(unknown_algorithm(name))
     for algo, entry in ALGORITHMS.items():
         if name not in (None, algo):
             continue
@@ -311,41 +290,41 @@ def algorithms(name: Annotated[str | None, typer.Argument(help="One algorithm.",
         players = "1, or 2 who move in turns" if recipe.two_players else "1"
         print(f"{algo}: {recipe.summary}\n  actions       {recipe.actions}\n  observations  {recipe.observations}")
         print(f"  players       {players}\n")
-        fields = fields_of(recipe.hyperparameters).values()
-        width = max(len(field.name) for field in fields)
-        for field in fields:
-            mark, default, text = "~" if field.is_scalar else " ", default_text(field), field.help
-            if get_origin(field.hint) is Literal:
-                text += f" (choices: {type_name(field.hint)})"
-            if field.schedule:
+        hyperparameters = hyperparameters_of(recipe.hyperparameters)
+        width = max(map(len, hyperparameters))
+        for declared in hyperparameters.values():
+            mark, default, text = "~" if declared.is_scalar else " ", declared.default_text, declared.help
+            if get_origin(declared.hint) is Literal:
+                text += f" (choices: {type_name(declared.hint)})"
+            if declared.schedule:
                 default, text = "scheduled", f"{text} (default: {default})"
-            print(f"  {mark} {field.name:<{width}} {default:<12} {field.bounds:<12} {text}")
+            print(f"  {mark} {declared.name:<{width}} {default:<12} {declared.bounds:<12} {text}")
         print("\n  ~ can be scheduled\n")
 
 
 @app.command()
 def doctor() -> None:
     """Show versions, devices, threads and environment backends."""
-    from rl_training.runtime.doctor import report
+    from rl_training.runtime.metadata import installation_report
 
-    for name, text in report().items():
+    for name, text in installation_report().items():
         print(f"{name:<14} {text}")
 
 
-def _one_config(argument: Path | None, option: Path | None) -> Path:
-    if (argument is None) == (option is None):
-        raise typer.BadParameter("give one config: rl-training ... FILE, or --config FILE")
+def _one(argument: Path | None, option: Path | None, usage: str) -> Path:
     path = argument or option
-    assert path is not None
+    if path is None or (argument is not None and option is not None):
+        raise typer.BadParameter(usage)
     return path
 
 
+def _one_config(argument: Path | None, option: Path | None) -> Path:
+    return _one(argument, option, "give one config: rl-training ... FILE, or --config FILE")
+
+
 def _one_run(argument: Path | None, option: Path | None, output_dir: Path | None) -> Path:
-    if (argument is None) == (option is None):
-        raise typer.BadParameter("give one run: rl-training ... RUN, or --checkpoint RUN")
-    path = argument or option
-    assert path is not None
-    if path != Path("latest") or path.exists():  # a folder of that name is meant by its name
+    path = _one(argument, option, "give one run: rl-training ... RUN, or --checkpoint RUN")
+    if path != Path("latest") or path.exists():  # a folder may have that name
         return path
     from rl_training.runtime.metadata import latest_run
 
@@ -354,10 +333,11 @@ def _one_run(argument: Path | None, option: Path | None, output_dir: Path | None
     return path
 
 
-def _load(path: Path, overrides: list[str], allow_import: bool, **values: Any) -> TrainConfig:
+def _load(path: Path, overrides: list[str] | None, allow_import: bool, **values: Any) -> TrainConfig:
     from rl_training.runtime.loading import load_config
 
-    return load_config(path, overrides=overrides, allow_import=_allow(allow_import), **values)
+    given = {key: value for key, value in values.items() if value is not None}
+    return load_config(path, overrides=overrides or [], allow_import=_allow(allow_import), **given)
 
 
 def _controls(config: TrainConfig) -> Controls:
@@ -368,13 +348,15 @@ def _controls(config: TrainConfig) -> Controls:
 
 
 def _warn(controls: Controls) -> None:
-    for line in controls.warnings():
+    from rl_training.runtime.preview import schedule_warnings
+
+    for line in schedule_warnings(controls):
         print(f"warning: {line}", file=sys.stderr)
 
 
 def _allow(allow_import: bool) -> bool:
     if allow_import:
-        sys.path.insert(0, os.getcwd())  # as `python -m` does, so that a module beside the config is found
+        sys.path.insert(0, os.getcwd())  # as `python -m` does, for a module beside the config
     return allow_import
 
 
@@ -384,7 +366,7 @@ def _summarize(result: TrainResult, output_dir: Path) -> None:
 
     metrics, end = result.metrics, result.schedules_end
     total = 2 * int(metrics["global_step"])
-    # With schedules that have come to their end, often at 0, nothing more would be learned.
+    # With schedules at their end, often 0, nothing more would be learned.
     extend = ["--extend", "stretch"] if end is not None and total > end else []
     summary(
         f"Trained {int(metrics['global_step']):,} steps.",
@@ -401,11 +383,10 @@ def _summarize(result: TrainResult, output_dir: Path) -> None:
     )
 
 
-def _command(*words: Any) -> str:
-    """A command to copy; with what a run named in it needs to be opened."""
-    imports = any(_imports_a_module(word) for word in words if isinstance(word, Path))
-    flags = ["--allow-import"] if imports else []
-    return f"{_program('rl-training')} {shlex.join(map(str, [*words, *flags]))}"
+def _command(*arguments: Any) -> str:
+    """A command to copy, with --allow-import if it names a run that needs it."""
+    imports = any(_imports_a_module(path) for path in arguments if isinstance(path, Path))
+    return f"{_program('rl-training')} {shlex.join([*map(str, arguments), *(['--allow-import'] if imports else [])])}"
 
 
 def _imports_a_module(run_dir: Path) -> bool:
@@ -414,13 +395,13 @@ def _imports_a_module(run_dir: Path) -> bool:
 
     try:
         env_id = read_document((run_dir / "config.yaml").read_text(encoding="utf-8"), "config.yaml").data["env_id"]
-    except (OSError, InputError, KeyError):  # a hint to the user is no reason to fail
+    except (OSError, InputError, KeyError):  # the command is only a hint: no reason to fail
         return False
     return any(":" in name for name in ([env_id] if isinstance(env_id, str) else env_id))
 
 
 def _program(name: str) -> str:
-    """How this program can be called from where the user stands: by name where it is on the PATH, else by its path."""
+    """How to call a program here: by name if it is on the PATH, else by its path."""
     import shutil
 
     beside = Path(sys.executable).parent / name
@@ -429,15 +410,33 @@ def _program(name: str) -> str:
     return os.path.relpath(beside)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command, by default that of this process; returns its exit code."""
-    prepare_output()
+def _prepare_output() -> None:
+    """Neither a closed stream nor a character that its encoding lacks may end a command."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - for as long as the process lives
+        elif hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")
+
+
+def _drop_lost_output() -> None:
+    """Drop what a closed terminal did not accept; Python would fail to write it at its end."""
     try:
-        app(args=None if argv is None else [str(word) for word in argv])
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command, by default that of this process, and return its exit code."""
+    _prepare_output()
+    try:
+        app(args=None if argv is None else [str(argument) for argument in argv])
     except SystemExit as done:
         return done.code if isinstance(done.code, int) else int(done.code is not None)
     finally:
-        leave_lost_output()
+        _drop_lost_output()
     return 0
 
 

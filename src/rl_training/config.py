@@ -1,4 +1,4 @@
-"""What to train, on what, for how long: the shape of the YAML file, and errors that name line, key and remedy."""
+"""The config of a run: the keys of the YAML file, and errors that name line, key and remedy."""
 
 from __future__ import annotations
 
@@ -14,32 +14,23 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_args, get_type_hints
 
 import yaml
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    StrictBool,
-    ValidationError,
-    WithJsonSchema,
-    WrapValidator,
-)
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, ValidationError, WrapValidator
 from pydantic.dataclasses import dataclass
 from pydantic.fields import FieldInfo
 
 from rl_training.yaml_text import YamlError, read_yaml
 
 C = TypeVar("C", bound=type)
-MOST_STEPS = 10**15  # env steps of a run, or of anything in it: 30 years at a million steps a second
+MOST_STEPS = 10**15  # env steps of a run or an interval: 30 years at a million steps a second
 MOST_ENVS = 2**16
 MOST_TASKS = 128
 LONGEST_ENV_ID = 200
-MOST_PROBLEMS = 10  # that an error shows; it counts the others
-MOST_SHOWN = 300  # characters of a name, a value or a message in an error
+MOST_PROBLEMS = 10  # shown by an error, which counts the others
+MOST_SHOWN = 300  # characters of a name or a value in an error
 
 
 def _number(value: Any) -> Any:
-    """YAML's true and "0.3" are not numbers, though pydantic would take them for one."""
+    """Refuse true and "0.3", which pydantic would convert to numbers."""
     if isinstance(value, bool | str | bytes):
         raise ValueError("should be a number")
     if isinstance(value, int) and abs(value) > sys.float_info.max:
@@ -48,25 +39,22 @@ def _number(value: Any) -> Any:
 
 
 Float = Annotated[float, BeforeValidator(_number), Field(allow_inf_nan=False)]
-Int = Annotated[int, BeforeValidator(_number)]  # 1e6 is an int here: pydantic takes floats without a fraction
+Int = Annotated[int, BeforeValidator(_number)]  # pydantic also accepts 1e6, a float without a fraction
+# Bounds stand before the validator: only there do they reach the JSON Schema.
+Steps = Annotated[int, Field(ge=1, le=MOST_STEPS), BeforeValidator(_number)]
+Interval = Annotated[int, Field(ge=0, le=MOST_STEPS), BeforeValidator(_number)]
 
 
 def _unless_none(value: Any, check: Callable[[Any], Any]) -> Any:
     return None if value is None else check(value)
 
 
-# None until a run has taken the default of its algorithm: what reads it afterwards finds a number.
-NumEnvs = Annotated[
-    int,
-    BeforeValidator(_number),
-    Field(ge=1, le=MOST_ENVS),
-    WrapValidator(_unless_none),
-    WithJsonSchema({"type": "integer", "minimum": 1, "maximum": MOST_ENVS}),
-]
+# None is replaced by the default of the algorithm when a run starts; the type says int, for the code that runs then.
+NumEnvs = Annotated[int, Field(ge=1, le=MOST_ENVS), BeforeValidator(_number), WrapValidator(_unless_none)]
 
 
 def _env_ids(value: Any) -> Any:
-    """One id, or a list of several: one message for whatever else it is."""
+    """Check for one id or a list of ids here, because pydantic would report both branches of the union."""
     ids = [value] if isinstance(value, str) else value
     if not isinstance(ids, list) or not ids or not all(isinstance(name, str) for name in ids):
         raise ValueError("should be the id of an environment, or a list of ids")
@@ -74,7 +62,7 @@ def _env_ids(value: Any) -> Any:
         raise ValueError(f"should be at most {LONGEST_ENV_ID} characters long")
     twice = next((name for name, count in Counter(ids).items() if count > 1), None)
     if twice is not None:
-        raise ValueError(f"{twice!r} stands twice: each environment is one task")
+        raise ValueError(f"{twice!r} is given twice: each environment is one task")
     return value
 
 
@@ -83,7 +71,7 @@ EnvIds = Annotated[str | IdList, BeforeValidator(_env_ids)]
 
 
 class Options(BaseModel):
-    """A mapping in the YAML file whose keys are all known."""
+    """A mapping in the YAML file that refuses unknown keys."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -92,9 +80,7 @@ class AtariOptions(Options):
     """Atari preprocessing (Machado et al., 2018; the constants of Mnih et al., 2015)."""
 
     noop_max: Int = Field(30, ge=0, le=10_000, description="maximum number of random no-op actions after a reset")
-    frame_skip: Int = Field(
-        4, ge=1, le=1_000, description="frames each action is repeated for; the last two are max-pooled"
-    )
+    frame_skip: Int = Field(4, ge=1, le=1_000, description="frames per action; the last two are max-pooled")
     screen_size: Int = Field(84, ge=16, le=1_024, description="height and width of the image in pixels")
     grayscale: StrictBool = Field(True, description="grayscale images (1 channel) instead of RGB (3 channels)")
     episodic_life: StrictBool = Field(True, description="training only: a lost life ends the episode, not the game")
@@ -104,27 +90,23 @@ class AtariOptions(Options):
 
 
 class Wrappers(Options):
-    """What stands between the environment and the algorithm, innermost first."""
+    """Preprocessing between the environment and the algorithm, innermost first."""
 
     time_limit: Int | None = Field(
         None, ge=1, le=MOST_STEPS, description="truncate episodes after this many steps; replaces the registered limit"
     )
     action_repeat: Int | None = Field(
-        None,
-        ge=1,
-        le=1_000,
-        description="repeat each action for this many environment steps, which then count as one step",
+        None, ge=1, le=1_000, description="environment steps per action, which together count as one step"
     )
     atari: StrictBool | AtariOptions = Field(False, description="Atari preprocessing; true: with its defaults")
     frame_stack: Int | None = Field(
-        None, ge=1, le=1_024, description="stack this many observations along a new first axis"
+        None, ge=1, le=1_024, description="stack this many observations on a new first axis"
     )
     normalize_observation: StrictBool | None = Field(
         None, description="normalize by running mean and variance, clip to ±10; default: for a2c, not on Atari"
     )
     normalize_reward: StrictBool | None = Field(
-        None,
-        description="divide rewards by the running deviation of the return; default: for ppo and a2c, not on Atari",
+        None, description="divide by the running deviation of the return; default: for ppo and a2c, not on Atari"
     )
 
 
@@ -132,7 +114,7 @@ Backend = Literal["auto", "sync", "async", "vector", "ale", "envpool"]
 
 
 class EnvOptions(Options):
-    """The keys of `env_kwargs` that are ours; all others go to `gymnasium.make`."""
+    """The keys of `env_kwargs` for this package; all others go to `gymnasium.make`."""
 
     backend: Backend = Field("auto", description="how environments are stepped; auto: the fastest suitable backend")
     wrappers: Wrappers = Field(default_factory=Wrappers, description="preprocessing, see the table of wrappers")
@@ -146,7 +128,7 @@ class EnvOptions(Options):
 
 
 def raises_config_errors(config: C) -> C:
-    """Let the class raise what a YAML file with the same mistake would, not pydantic's own error."""
+    """Make the class raise a ConfigError, as for a YAML file with the same mistake, instead of pydantic's error."""
     validate = config.__init__  # type: ignore[misc]
 
     @functools.wraps(validate)
@@ -163,15 +145,11 @@ def raises_config_errors(config: C) -> C:
 @raises_config_errors
 @dataclass(frozen=True, kw_only=False, config=ConfigDict(extra="forbid"))
 class TrainConfig:
-    """One training run. Keys of the YAML file map one to one."""
+    """The config of one training run; its fields are the keys of the YAML file."""
 
     algo: str = Field(description="name of the algorithm; `rl-training algorithms` lists them")
-    env_id: EnvIds = Field(
-        description="Gymnasium environment id, or module:id; a list of ids if the algorithm trains several tasks"
-    )
-    total_timesteps: Int = Field(
-        ge=1, le=MOST_STEPS, description="env steps to train for, counted over all environments and tasks"
-    )
+    env_id: EnvIds = Field(description="Gymnasium id or module:id; a list of ids if the algorithm trains several tasks")
+    total_timesteps: Steps = Field(description="env steps to train for, counted over all environments and tasks")
     output_dir: Path = Field(default=Path("runs"), description="folder in which the run folder is created")
     seed: Int = Field(default=0, ge=0, description="random seed of environments, networks and sampling")
     num_envs: NumEnvs = Field(  # type: ignore[assignment]
@@ -181,15 +159,13 @@ class TrainConfig:
         default="auto",
         description="auto, cpu, cuda, cuda:<index> or mps; auto: cuda, if available, for conv networks, else cpu",
     )
-    eval_interval: Int = Field(
-        default=0, ge=0, le=MOST_STEPS, description="env steps between evaluations; 0: only at the end"
-    )
+    eval_interval: Interval = Field(default=0, description="env steps between evaluations; 0: only at the end")
     eval_episodes: Int = Field(default=10, ge=1, le=1_000_000, description="episodes per evaluation, for each task")
-    checkpoint_interval: Int = Field(
-        default=50_000, ge=0, le=MOST_STEPS, description="env steps between checkpoints; 0: only at the end"
+    checkpoint_interval: Interval = Field(
+        default=50_000, description="env steps between checkpoints; 0: only at the end"
     )
     keep_checkpoints: Int = Field(default=3, ge=0, description="newest checkpoints to keep besides the best; 0: all")
-    log_interval: Int = Field(default=2_000, ge=1, le=MOST_STEPS, description="env steps between log lines")
+    log_interval: Steps = Field(default=2_000, description="env steps between log lines")
     num_threads: Annotated[Int, Field(ge=1)] | Literal["auto"] = Field(
         default="auto", description="PyTorch CPU threads; auto: 1, or all cores for large networks on a CPU"
     )
@@ -197,7 +173,7 @@ class TrainConfig:
     algo_kwargs: dict[str, Any] = Field(default_factory=dict, description="hyperparameters of the algorithm")
     env_kwargs: dict[str, Any] = Field(default_factory=dict, description="environment arguments; wrappers and backend")
     eval_env_kwargs: dict[str, Any] = Field(
-        default_factory=dict, description="keys that replace those of env_kwargs in evaluation"
+        default_factory=dict, description="replace keys of env_kwargs in evaluation"
     )
     callbacks: dict[str, Any] = Field(default_factory=dict, description="early_stopping and time_limit, see below")
     wandb: StrictBool | dict[str, Any] = Field(
@@ -209,7 +185,7 @@ class TrainConfig:
 
     @property
     def uses_atari(self) -> bool:
-        """Whether a task has Atari preprocessing, for which hyperparameters may have defaults of their own."""
+        """Whether a task has Atari preprocessing, for which some hyperparameters have other defaults."""
         return any(EnvOptions.of(task.env_kwargs).wrappers.atari for task in self.tasks)
 
     @property
@@ -222,15 +198,15 @@ class TrainConfig:
 
 
 class Task(NamedTuple):
-    """One environment of a run, and what it is made with."""
+    """One environment of a run, and its arguments."""
 
     env_id: str
     env_kwargs: dict[str, Any]
-    eval_env_kwargs: dict[str, Any]  # the whole of what evaluation makes it with
+    eval_env_kwargs: dict[str, Any]  # all arguments in evaluation, those of env_kwargs included
 
 
 def tasks_of(env_id: str | list[str], env_kwargs: Mapping[str, Any], eval_env_kwargs: Mapping[str, Any]) -> list[Task]:
-    """With a list of ids, a key of the kwargs that is one of them holds what is for that task alone."""
+    """With a list of ids, a key of the kwargs that is one of them holds arguments for that task alone."""
     several = [] if isinstance(env_id, str) else env_id
 
     def own(kwargs: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -245,35 +221,40 @@ def tasks_of(env_id: str | list[str], env_kwargs: Mapping[str, Any], eval_env_kw
 
 @functools.lru_cache
 def config_fields() -> dict[str, FieldInfo]:
-    """The fields of a config, with their descriptions and bounds."""
+    """The fields of TrainConfig, with their descriptions and bounds."""
     hints = get_type_hints(TrainConfig, include_extras=True)
     fields = dataclasses.fields(TrainConfig)
     return {f.name: FieldInfo.from_annotated_attribute(hints[f.name], f.default) for f in fields}
 
 
 class Problem(NamedTuple):
-    """One thing that is wrong with a config, and where."""
+    """One mistake in a config, and the path of its key."""
 
     path: tuple[str | int, ...]
     message: str
 
 
 class InputError(ValueError):
-    """Something the user gave does not fit; the message names it and the remedy, and needs no traceback."""
+    """An error in the user's input. The message names it and the remedy, and needs no traceback."""
 
 
 class MissingPackage(InputError, ImportError):
-    """Something optional is needed that is not installed."""
+    """An optional package is needed and not installed."""
 
 
 class ConfigError(InputError):
-    """Everything that is wrong with a config, at once; each with file and line where there are any."""
+    """All mistakes in a config, each with its line if it was read from a file."""
 
     def __init__(self, problems: Iterable[Problem], document: Document | None = None) -> None:
         self.problems = list(problems)
         lines = [_describe(problem, document) for problem in self.problems[:MOST_PROBLEMS]]
         more = len(self.problems) - len(lines)
         super().__init__("\n".join([*lines, f"and {more:,} more"] if more else lines))
+
+    @classmethod
+    def of(cls, message: str, *path: str | int) -> ConfigError:
+        """One mistake."""
+        return cls([Problem(path, message)])
 
 
 def _describe(problem: Problem, document: Document | None) -> str:
@@ -293,7 +274,7 @@ def cut(text: str, most: int = MOST_SHOWN) -> str:
 
 
 class _Repr(reprlib.Repr):
-    """`repr` of values as large or as deep as they may be."""
+    """A short `repr` of large or deep values."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -305,12 +286,12 @@ class _Repr(reprlib.Repr):
 
 
 def shown(value: Any) -> str:
-    """`repr(value)` for a message: of a large value the beginning."""
+    """`repr(value)` for a message, cut if it is long."""
     return cut(_Repr().repr(value))
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """`; did you mean 'clip_coef'?`, or nothing."""
+    """`; did you mean 'clip_coef'?`, or an empty text."""
     names = {k.lower(): k for k in known}
     guesses = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.6)
     return f"; did you mean {names[guesses[0]]!r}?" if guesses else ""
@@ -319,7 +300,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
 def problems_of(
     error: ValidationError, path: tuple[str | int, ...], fields: Mapping[str, FieldInfo], keys: Iterable[str] = ()
 ) -> list[Problem]:
-    """Pydantic's errors in our words, under `path`. keys: the user's own, where any are allowed."""
+    """Pydantic's errors as problems under `path`. keys: those of a mapping in which the user may choose them."""
     return [_problem(detail, path, fields, set(keys)) for detail in error.errors(include_url=False)]
 
 
@@ -327,28 +308,28 @@ def _problem(detail: Any, path: tuple[str | int, ...], fields: Mapping[str, Fiel
     unknown = detail["type"] in ("extra_forbidden", "unexpected_keyword_argument")
     *outer, last = detail["loc"] or (None,)
     loc = tuple(p for p in outer if p in keys or not _is_union_branch(p))
-    # The user's own word may look like a branch.
+    # A key of the user's may have the form of a union branch.
     if last is not None and (unknown or last in keys or not _is_union_branch(last)):
         loc = (*loc, last)
-    message = detail["msg"].removeprefix("Value error, ").replace("Input should be", "should be")
-    message = PLAIN_WORDS.get(detail["type"], message)
+    pydantic_message = detail["msg"].removeprefix("Value error, ").replace("Input should be", "should be")
+    message = PLAIN_MESSAGES.get(detail["type"], pydantic_message)
     if unknown:
         message = unknown_key(str(loc[-1]), _fields_at(loc[:-1], fields))
     elif detail["type"] in ("missing", "missing_argument"):
         message = "is missing, and has no default"
     elif detail["type"] in ("int_type", "float_type") and isinstance(detail["input"], Mapping):
         message = f"should be a number: it {FIXED}"
-    elif not isinstance(detail["input"], Mapping):  # a whole mapping would bury the message
+    elif not isinstance(detail["input"], Mapping):  # a whole mapping would hide the message
         message = f"{message}, got {shown(detail['input'])}"
     return Problem((*path, *loc), message)
 
 
 FIXED = "is fixed for the whole run and cannot be scheduled"
-SCHEDULE_PARTS = ("_schedule", "_warmup_steps")  # what the name of a number ends in where its schedule is meant
+SCHEDULE_PARTS = ("_schedule", "_warmup_steps")  # suffixes of the keys that schedule a scalar
 
 
 def unknown_key(key: str, known: Iterable[str], what: str = "key") -> str:
-    """What to say of a key that is none of those known, all of which take no schedule."""
+    """The message for a key that is not `known`; a suffix for schedules shows that its stem cannot be scheduled."""
     known = list(known)
     stems = [key.removesuffix(part) for part in SCHEDULE_PARTS if key.endswith(part)]
     if stems and stems[0] in known:
@@ -356,7 +337,7 @@ def unknown_key(key: str, known: Iterable[str], what: str = "key") -> str:
     return f"unknown {what}{nearest(key, known)}"
 
 
-PLAIN_WORDS = {
+PLAIN_MESSAGES = {  # by the type of pydantic's error
     "model_type": "should be a mapping",
     "dict_type": "should be a mapping",
     "tuple_type": "should be a list",
@@ -370,10 +351,9 @@ PLAIN_WORDS = {
 
 
 def _is_union_branch(part: str | int) -> bool:
-    """Pydantic names the branch of a union in an error's location: `AtariOptions`, `int`, `literal['auto']`."""
-    return isinstance(part, str) and (
-        part in ("int", "float", "bool", "str", "none") or bool(re.search(r"[A-Z\[(]", part))
-    )
+    """Pydantic puts the branch of a union into an error's location: `AtariOptions`, `int`, `literal['auto']`."""
+    types = ("int", "float", "bool", "str", "none")
+    return isinstance(part, str) and (part in types or bool(re.search(r"[A-Z\[(]", part)))
 
 
 def _fields_at(loc: Iterable[str | int], fields: Mapping[str, FieldInfo]) -> Mapping[str, FieldInfo]:
@@ -385,15 +365,15 @@ def _fields_at(loc: Iterable[str | int], fields: Mapping[str, FieldInfo]) -> Map
 
 
 class Document(NamedTuple):
-    """A YAML file: its data, and the line on which each key stands."""
+    """A YAML file: its data, and the line of each key."""
 
     name: str
     data: dict[str, Any]
     lines: dict[tuple[str | int, ...], int]
-    replaced: dict[tuple[str | int, ...], str]  # what the command line said instead
+    replaced: dict[tuple[str | int, ...], str]  # by key: the command-line option that replaced its value
 
     def place(self, path: tuple[str | int, ...]) -> str:
-        """`configs/ppo/cartpole.yaml, line 9: ` for the key, or for the nearest mapping around it."""
+        """`configs/ppo/cartpole.yaml, line 9: ` for the key, or for the innermost mapping around it."""
         for end in range(len(path), 0, -1):
             if path[:end] in self.replaced:
                 return f"{cut(self.replaced[path[:end]])}: "
@@ -403,25 +383,25 @@ class Document(NamedTuple):
 
 
 def parse_value(text: str, name: str) -> Any:
-    """A value from the command line, read as YAML reads it."""
+    """A value of the command line, as YAML."""
     return _parse(text, name)[0]
 
 
 def _parse(text: str, name: str) -> tuple[Any, yaml.Node | None]:
-    """The data and the node it was made from."""
+    """The data and its YAML node."""
     try:
         return read_yaml(text)
     except YamlError as error:
         line = f", line {error.line}" if error.line else ""
-        raise ConfigError([Problem((), f"{cut(name)}{line}: {error.problem}")]) from error
+        raise ConfigError.of(f"{cut(name)}{line}: {error.problem}") from error
 
 
 def read_document(text: str, name: str) -> Document:
-    """Parse YAML with lines; anything but a mapping at the top is an error."""
+    """Parse a YAML text that is empty or a mapping."""
     data, node = _parse(text, name)
     data = {} if node is None else data
     if not isinstance(data, dict):
-        raise ConfigError([Problem((), f"{name}: a config is a mapping of keys, got {type(data).__name__}")])
+        raise ConfigError.of(f"{name}: a config is a mapping of keys, got {type(data).__name__}")
     lines: dict[tuple[str | int, ...], int] = {}
     _note_lines(node, (), lines, set())
     return Document(name, data, lines, {})
@@ -430,7 +410,7 @@ def read_document(text: str, name: str) -> Document:
 def _note_lines(
     node: yaml.Node | None, path: tuple[str | int, ...], lines: dict[tuple[str | int, ...], int], seen: set[int]
 ) -> None:
-    if id(node) in seen:  # an alias: noted where its anchor stands, and it may contain itself
+    if id(node) in seen:  # an alias, which has the lines of its anchor
         return
     seen.add(id(node))
     if isinstance(node, yaml.MappingNode):

@@ -1,6 +1,6 @@
 """The data that passes between the layers.
 
-Acting and environments speak numpy, learning speaks torch: a rollout is written once, into arrays that tensors share.
+Acting and environments use numpy, learning uses torch: a rollout is written once, into arrays that tensors share.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from torch import Tensor
 
 Array: TypeAlias = np.ndarray
 Observation: TypeAlias = np.ndarray | dict[str, np.ndarray]  # [N, ...]; a dict where the space is a Dict or Tuple
-Step: TypeAlias = dict[str, Any]  # one step of N environments, numpy arrays [N, ...]; its memory may be tensors
+Step: TypeAlias = dict[str, Any]  # one step of N environments: numpy arrays [N, ...]; its memory may be tensors
 Batch: TypeAlias = dict[str, Any]  # rollout [T, N, ...], transitions [B, ...], sequences [B, T, ...]; tensors
-BoxActions: TypeAlias = Literal["clip", "scale"]  # how a policy's Box actions become the environment's: see action_map
+BoxActions: TypeAlias = Literal["clip", "scale"]  # how Box actions of a policy are mapped to bounds: see action_map
 Metrics: TypeAlias = dict[str, float]
-Reports: TypeAlias = Mapping[str, float] | Mapping[str, list[Tensor]]  # of updates: means, or each one's on the device
+Reports: TypeAlias = Mapping[str, float] | Mapping[str, list[Tensor]]  # of updates: means, or one tensor per update
 Memory: TypeAlias = dict[str, np.ndarray | Tensor]  # recurrent state [N, ...]; {}: none. See data/recurrent.py
-History: TypeAlias = dict[str, Any]  # steps before B observations: obs and action [B, P, ...], the newest last, and
-#                                      length [B]: so many of the P there were, the others mean nothing
+# The steps before B observations: obs and action [B, P, ...], the newest last, and length [B], the number of valid ones
+History: TypeAlias = dict[str, Any]
 State: TypeAlias = dict[str, Any]  # for checkpoints: nested dicts and lists of tensors, arrays, plain scalars
 
 
 class Weights(NamedTuple):
-    """The weights of an actor, as a learner publishes them."""
+    """The weights of an actor, published by its learner."""
 
     vector: Array  # [P] float32: all parameters, one after the other
     buffers: dict[str, Array]
@@ -35,15 +35,15 @@ class Weights(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """What `act` returns. The memory is new: `act` does not change the arrays that it got."""
+    """The result of `act`. The memory is new: `act` does not change the arrays that it was given."""
 
-    action: Array  # [N, ...] in model space; EnvRunner maps it to the environment's own
-    memory: Memory  # the next `act` gets it, with zeros in the rows where an episode begins; {} for memoryless policies
+    action: Array  # [N, ...] in model space; EnvRunner maps it to the environment's space
+    memory: Memory  # for the next `act`, with zeros in the rows where an episode begins; {} for memoryless policies
     extras: dict[str, Array]  # stored with the step: logprob, value | policy, root_value | ...
 
 
 class Field(NamedTuple):
-    """One declared entry of a step: what each environment's row of it is."""
+    """One declared entry of a step: the shape and dtype of each environment's row."""
 
     shape: tuple[int, ...]
     dtype: np.dtype
@@ -54,12 +54,12 @@ Fields: TypeAlias = dict[str, Any]  # by name: a Field, or for a Dict observatio
 
 @dataclass(frozen=True)
 class Spaces:
-    """One environment's spaces, as the model sees them."""
+    """The spaces of one environment, as the model sees them."""
 
     observation: gym.Space
     action: gym.Space
-    frame_stack: int = 1  # the observation's first axis holds so many of the newest frames, the oldest first
-    num_players: int = 1  # 2: they move in turns, each sees its own side, and a reward is that of who has just moved
+    frame_stack: int = 1  # length of the observation's first axis: the newest frames, the oldest of them first
+    num_players: int = 1  # 2: they move in turns, each sees its own side, and a reward belongs to the last mover
 
 
 TensorTree: TypeAlias = Tensor | dict[str, Tensor]

@@ -1,4 +1,4 @@
-"""YAML as people write it, read within bounds: what a text would expand to is counted before any of it is built."""
+"""Reading YAML within bounds: the size of a text with all aliases expanded is counted before data is built."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 
 import yaml
 
-MOST_CHARACTERS = 500_000  # of a text, and of all its scalars with every alias written out
-MOST_NODES = 20_000  # keys, values, lists and mappings, with every alias written out
-MOST_LEVELS = 50  # of nesting; Python's own recursion ends at about 300
-MOST_DIGITS = 100  # characters of a number; 1:59:59 is one in YAML, and takes time quadratic in its length
+MOST_CHARACTERS = 500_000  # of a text, and of all its scalars with every alias expanded
+MOST_NODES = 20_000  # keys, values, lists and mappings, with every alias expanded
+MOST_LEVELS = 50  # of nesting; Python's recursion limit is reached at about 300
+MOST_DIGITS = 100  # characters of a number: 1:59:59 is a number in YAML, read in quadratic time
 
 
 class YamlError(ValueError):
-    """Text that cannot be read as YAML; `line` counts from 1, None where no line is to blame."""
+    """Text that is not valid YAML; `line` counts from 1, and is None if unknown."""
 
     def __init__(self, problem: str, line: int | None) -> None:
         super().__init__(problem)
@@ -23,7 +23,7 @@ class YamlError(ValueError):
 
 
 def read_yaml(text: str) -> tuple[Any, yaml.Node | None]:
-    """The data and the node it was made from; both None where the text is empty."""
+    """The data and its node; both None if the text is empty."""
     if len(text) > MOST_CHARACTERS:
         raise YamlError(f"more than {MOST_CHARACTERS:,} characters: too long for a config", None)
     try:
@@ -38,15 +38,15 @@ def read_yaml(text: str) -> tuple[Any, yaml.Node | None]:
 
 
 class _Loader(yaml.SafeLoader):
-    """Data only. 3e-4 is a number (YAML 1.1 asks for a dot), and a key that stands twice is an error."""
+    """Builds plain data. 3e-4 is a number (YAML 1.1 demands a dot), and a repeated key is an error."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
         self._nodes = self._characters = self._level = 0
-        self._extents: dict[yaml.Node, tuple[int, int, int]] = {}  # nodes, characters and levels of what is composed
+        self._extents: dict[yaml.Node, tuple[int, int, int]] = {}  # nodes, characters and levels inside each node
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        """Composes no more than the bounds allow. An alias counts as much as what it stands for."""
+        """Compose a node and count it; an alias counts as much as its anchor."""
         event = self.peek_event()  # type: ignore[no-untyped-call]
         before = self._nodes, self._characters
         self._level += 1
@@ -56,7 +56,7 @@ class _Loader(yaml.SafeLoader):
         if node is None:
             return None
         if isinstance(event, yaml.AliasEvent):
-            if node not in self._extents:  # its end has not been read yet
+            if node not in self._extents:  # the anchor is not complete yet
                 raise _marked(f"the anchor {event.anchor!r} contains itself", event.start_mark)
             nodes, characters, levels = self._extents[node]
         else:
@@ -79,7 +79,7 @@ class _Loader(yaml.SafeLoader):
                 raise _marked(f"more than {most:,} {what} are too many for a config", mark)
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
-        """PyYAML lets its own errors out of scalars that are not what their tag says: `!!bool 7`, 2020-13-45."""
+        """Turn the Python errors that PyYAML raises for invalid scalars (`!!bool 7`, 2020-13-45) into YAML errors."""
         kind = node.tag.rpartition(":")[2]
         if kind in ("int", "float") and len(node.value) > MOST_DIGITS:
             raise _marked(f"a number of {len(node.value):,} characters; {MOST_DIGITS} are the most", node.start_mark)
@@ -96,8 +96,8 @@ class _Loader(yaml.SafeLoader):
                 continue
             key, line = self.construct_object(key_node, deep=True), key_node.start_mark.line + 1
             if isinstance(key, Hashable) and key in seen:
-                raise _marked(f"key {key!r} stands twice, first in line {seen[key]}", key_node.start_mark)
-            if isinstance(key, Hashable):  # super() refuses the others, with their line
+                raise _marked(f"key {key!r} is given twice, first in line {seen[key]}", key_node.start_mark)
+            if isinstance(key, Hashable):  # for others, super() raises an error with the line
                 seen[key] = line
         return super().construct_mapping(node, deep)
 

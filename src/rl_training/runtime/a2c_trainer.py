@@ -1,4 +1,4 @@
-"""A2C, assembled: an actor-critic for the spaces at hand, run on-policy."""
+"""The recipe of A2C: an actor-critic, trained by the on-policy loop."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any, Literal, Protocol, TypeAlias
 
 from pydantic import Field, model_validator
@@ -16,22 +16,24 @@ from rl_training.types import Metrics, State
 
 
 class Run(Protocol):
-    """What a callback may count on."""
+    """The part of TrainingRun that the callbacks here use."""
 
     metrics: Metrics  # the last record
-    evaluations: int  # how many evaluations the run has made
+
+    @property
+    def evaluations(self) -> int: ...  # the number of evaluations so far
 
     def stop(self, reason: str) -> None: ...
 
 
 Callback: TypeAlias = Callable[[Any], None]  # one with state_dict and load_state_dict is saved with the run
-CALLBACK = "callback_"  # begins the names of the parts of a checkpoint that are callbacks
+CALLBACK = "callback_"  # prefix of the callbacks among the parts of a checkpoint
 
 
 def name_callbacks(callbacks: Iterable[Callback]) -> dict[str, Any]:
-    """Those with a state, by the names that a checkpoint knows them by: their `name`, or else the name of their class.
+    """The callbacks that have a state, by the names of their parts in a checkpoint.
 
-    Callbacks of the same name are numbered in their order: A, A_2.
+    A callback's name is its `name`, or else that of its class; equal names are numbered in order: A, A_2.
     """
     named: dict[str, Any] = {}
     for callback in callbacks:
@@ -95,9 +97,7 @@ class EarlyStopping:
         return float(metrics[self.metric])
 
     def _improves(self, value: float) -> bool:
-        if math.isnan(value):
-            return False
-        return self.best is None or self._sign * (value - self.best) > self.min_delta
+        return not math.isnan(value) and (self.best is None or self._sign * (value - self.best) > self.min_delta)
 
     def state_dict(self) -> State:
         return {"best": self.best, "num_bad": self.num_bad, "seen": self._seen}
@@ -110,7 +110,7 @@ class EarlyStopping:
 
 
 class TimeLimit:
-    """Stop after so many minutes of this process; a resumed run has them anew."""
+    """Stop after `minutes` in this process; a resumed run counts from 0 again."""
 
     def __init__(self, minutes: float) -> None:
         if not minutes > 0:
@@ -140,7 +140,7 @@ class EarlyStoppingOptions(Options):
 
 
 class TimeLimitOptions(Options):
-    """Stop after a time on the clock."""
+    """Stop after a wall-clock time."""
 
     minutes: Float = Field(gt=0, description="wall-clock minutes of training; a resumed run counts from 0 again")
 
@@ -152,12 +152,7 @@ class CallbackOptions(Options):
     time_limit: TimeLimitOptions | None = Field(None, description="stop after a wall-clock time")
 
 
-def build_callbacks(options: CallbackOptions | Mapping[str, Any]) -> list[Callback]:
-    if not isinstance(options, CallbackOptions):
-        options = CallbackOptions.model_validate(dict(options))
-    callbacks: list[Callback] = []
-    if options.early_stopping is not None:
-        callbacks.append(EarlyStopping(**options.early_stopping.model_dump()))
-    if options.time_limit is not None:
-        callbacks.append(TimeLimit(**options.time_limit.model_dump()))
-    return callbacks
+def build_callbacks(options: CallbackOptions | dict[str, Any]) -> list[Callback]:
+    options = CallbackOptions.model_validate(options)
+    kinds = ((EarlyStopping, options.early_stopping), (TimeLimit, options.time_limit))
+    return [kind(**given.model_dump()) for kind, given in kinds if given is not None]

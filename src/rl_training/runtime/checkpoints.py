@@ -1,7 +1,7 @@
-"""Checkpoints: a directory of safetensors and JSON, written beside and renamed, and checked before anything is used.
+"""Checkpoints: directories of safetensors and JSON, renamed when they are complete and checked before they are used.
 
-Nothing in a checkpoint can run code. `state.json` holds the nested state; where a tensor or array stood it names an
-entry of `<part>.safetensors`. `manifest.json` holds every file's size and SHA-256, and its own.
+Nothing in a checkpoint can run code. `state.json` holds the nested state; in the place of each tensor or array it names
+an entry of `<part>.safetensors`. `manifest.json` holds the size and SHA-256 of every file, and its own.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ import shutil
 import stat
 import time
 import warnings
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, BinaryIO
 
 import numpy as np
 from safetensors.torch import load_file
 from torch import Tensor
 
 from rl_training.config import InputError
-from rl_training.runtime.metadata import package_version, sync_directory
+from rl_training.runtime.atomic_files import hidden_name, make_temporary, remove_abandoned, sync_directory
+from rl_training.runtime.metadata import package_version
 from rl_training.runtime.state_files import decode, encode, safetensors_blocks
-from rl_training.runtime.temporaries import hidden_name, make_temporary, remove_abandoned
 from rl_training.types import State
 
 FORMAT = "rl-training checkpoint"
@@ -35,8 +35,6 @@ VERSION = 2  # 1 had actor and learner in one part
 MANIFEST = "manifest.json"
 TENSORS = ".safetensors"
 CHUNK = 1 << 22  # bytes hashed and written at a time: large enough for the disk, small enough for the cache
-Result = TypeVar("Result")
-
 PART_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*")
 STEP_NAME = re.compile(r"step_(\d+)")
 FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
@@ -56,7 +54,7 @@ class Checkpoint:
 
 
 def save_checkpoint(path: Path | str, *, state: dict[str, State], config: dict[str, Any], info: dict[str, Any]) -> Path:
-    """Write a checkpoint that is either whole or not there; `info` must have `global_step`."""
+    """Write a checkpoint, complete or not at all; `info` must have `global_step`."""
     path = Path(path)
     if type(info.get("global_step")) is not int or info["global_step"] < 0:
         raise ValueError(f"info['global_step'] must be a step count, got {info.get('global_step')!r}")
@@ -71,16 +69,16 @@ def save_checkpoint(path: Path | str, *, state: dict[str, State], config: dict[s
         sync_directory(temporary)
         _put_in_place(temporary, path)
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)  # gone already if all went well
+        shutil.rmtree(temporary, ignore_errors=True)  # after a success it no longer exists
         if lock is not None:
             os.close(lock)
     return path
 
 
 def load_checkpoint(path: Path | str, parts: Collection[str] | None = None) -> Checkpoint:
-    """Read a checkpoint; nothing is returned before every size and checksum has been found right.
+    """Read the checkpoint `path`, after a check of every size and checksum.
 
-    With `parts` only those are read; of the others' files only the size is looked at, and they may have been removed.
+    With `parts`, only those are read. The files of the others may be missing; if present, their size is checked.
     """
     path = Path(path)
     for _ in range(3):
@@ -90,62 +88,36 @@ def load_checkpoint(path: Path | str, parts: Collection[str] | None = None) -> C
             return _load(directory, path, parts)
         except CheckpointError:
             present = _existing(path)
-            # A run that replaces `best` while it is read here leaves us between two checkpoints: read the new one.
+            # If its run has replaced `best` meanwhile, files of two checkpoints were read: try again.
             if not present.exists() or os.stat(present).st_ino == before:
                 raise
     raise CheckpointError(f"{path} is being replaced faster than it can be read; copy it first")
 
 
-def verify_checkpoint(path: Path | str) -> None:
-    """Check sizes and checksums like `load_checkpoint`, without keeping the content in memory."""
-    directory = _existing(Path(path))
-    for name, entry in _read_manifest(directory)["files"].items():
-        with _open_checked(directory / name, entry) as file:
-            _finish_check(file, directory / name, hashlib.sha256(), entry)
-
-
 def open_checkpoint(path: Path | str, parts: Collection[str] | None = None) -> Checkpoint:
-    """Load the checkpoint meant by `path`: see `find_checkpoint`, and `load_checkpoint` for `parts`."""
+    """Read `path`: a checkpoint, or the newest sound one of a run folder or `checkpoints` directory.
+
+    For `parts` see `load_checkpoint`.
+    """
     path = Path(path)
-    if _is_checkpoint(path):
-        return load_checkpoint(path, parts)
-    return _newest_sound(path, lambda candidate: load_checkpoint(candidate, parts))
-
-
-def find_checkpoint(path: Path | str) -> Path:
-    """The checkpoint meant by `path`: itself, or the newest sound one of a run folder or `checkpoints` directory."""
-    path = Path(path)
-
-    def verified(candidate: Path) -> Path:
-        verify_checkpoint(candidate)
-        return candidate
-
-    return path if _is_checkpoint(path) else _newest_sound(path, verified)
-
-
-def _is_checkpoint(path: Path) -> bool:
-    """Whether `path` is one itself; a folder that may hold some is not."""
     if not _existing(path).is_dir():
         what = "is a file; give the checkpoint's directory" if path.exists() else "does not exist"
         raise CheckpointError(f"{path} {what}")
-    return (_existing(path) / MANIFEST).exists()
-
-
-def _newest_sound(path: Path, read: Callable[[Path], Result]) -> Result:
-    """What `read` gives for the newest checkpoint in a folder that it accepts."""
+    if (_existing(path) / MANIFEST).exists():
+        return load_checkpoint(path, parts)
     for _ in range(100):
         damaged = []
         for candidate in _newest_first(path):
             try:
-                result = read(candidate)
+                checkpoint = load_checkpoint(candidate, parts)
             except (CheckpointError, OSError) as error:
                 if not _existing(candidate).exists():
-                    break  # its run has let it go meanwhile, and has a newer one
+                    break  # its run has removed it meanwhile, and has a newer one
                 damaged.append(str(error))
                 continue
             for message in damaged:
-                warnings.warn(f"passed over a damaged checkpoint, using {candidate.name}: {message}", stacklevel=3)
-            return result
+                warnings.warn(f"passed over a damaged checkpoint, using {candidate.name}: {message}", stacklevel=2)
+            return checkpoint
         else:
             raise CheckpointError(f"every checkpoint in {candidate.parent} is damaged: " + "; ".join(damaged))
     raise CheckpointError(f"{path}: its checkpoints are removed faster than they can be read; raise keep_checkpoints")
@@ -155,10 +127,10 @@ def _newest_first(path: Path) -> list[Path]:
     """The checkpoints of a run folder or `checkpoints` directory; at least one."""
     directory = path / "checkpoints" if (path / "checkpoints").is_dir() else path
     found: list[Path] = []
-    for _ in range(10):  # a listing may miss both the checkpoint that a run has just let go and the one that followed
+    for _ in range(10):  # a listing may miss both the checkpoint that a run just removed and the one that followed
         found = found or [directory / step_dir_name(step) for step in reversed(_saved_steps(directory))]
     if not found and (_existing(directory / "best") / MANIFEST).exists():
-        return [directory / "best"]  # of a run that was killed before its first other one
+        return [directory / "best"]  # the run was killed before its first other checkpoint
     if not found and (STEP_NAME.fullmatch(path.name) or path.name == "best"):
         raise CheckpointError(f"{path} has no {MANIFEST}: it is damaged or not a checkpoint; use another one")
     if not found:
@@ -184,7 +156,7 @@ def step_dir_name(step: int) -> str:
 
 
 def _saved_steps(directory: Path) -> list[int]:
-    """Step numbers of the step_* directories, rising; also one whose replacement was cut short."""
+    """Step numbers of the step_* directories in order, with one whose replacement was interrupted."""
     if not directory.is_dir():
         return []
     names = [n.removeprefix(".").removesuffix(".previous") for n in os.listdir(directory) if not n.endswith(".tmp")]
@@ -240,7 +212,7 @@ def _load(directory: Path, path: Path, parts: Collection[str] | None) -> Checkpo
 
 @contextlib.contextmanager
 def _decoding(file: Path, entry: str = "content") -> Iterator[None]:
-    """A checksum says that a file is as it was written, not that it makes sense."""
+    """Turn errors into CheckpointErrors: a file with the right checksum may still have invalid content."""
     try:
         yield
     except Exception as error:
@@ -256,19 +228,25 @@ def _require_dict(value: Any) -> dict[str, Any]:
 def _read_safetensors(file: Path, entry: dict[str, Any]) -> dict[str, Tensor]:
     digest = hashlib.sha256()
     with _open_checked(file, entry) as source:
-        _finish_check(source, file, digest, entry)
+        while block := source.read(CHUNK):
+            digest.update(block)
+    _check_digest(digest.hexdigest(), file, entry)
     try:
         return load_file(file)
-    except Exception as error:  # of many types, also where the file is removed meanwhile
+    except Exception as error:  # of many types, also if the file has been removed meanwhile
         raise CheckpointError(f"{file} is damaged: {error}; use an older checkpoint") from error
 
 
 def _read_json(file: Path, entry: dict[str, Any]) -> dict[str, Any]:
-    digest = hashlib.sha256()
     with _open_checked(file, entry) as source:
-        data = _read_exactly(source, entry["size"], digest)
-        _finish_check(source, file, digest, entry)
+        data = source.read()
+    _check_digest(hashlib.sha256(data).hexdigest(), file, entry)
     return _parse_object(data, file)
+
+
+def _check_digest(digest: str, file: Path, entry: dict[str, Any]) -> None:
+    if digest != entry.get("sha256"):
+        raise CheckpointError(f"{file} is damaged: its SHA-256 is not the one in {MANIFEST}; use an older checkpoint")
 
 
 def _needed(name: str, parts: Collection[str] | None) -> bool:
@@ -276,7 +254,7 @@ def _needed(name: str, parts: Collection[str] | None) -> bool:
 
 
 def _check_size(file: Path, entry: dict[str, Any]) -> None:
-    """Without opening it; it need not be there."""
+    """Compare the size of a file, if it exists, without opening it."""
     with contextlib.suppress(FileNotFoundError):
         _compare_size(os.lstat(file), file, entry)
 
@@ -287,7 +265,7 @@ def _compare_size(found: os.stat_result, file: Path, entry: dict[str, Any]) -> N
 
 
 def _read_manifest(directory: Path, parts: Collection[str] | None = None) -> dict[str, Any]:
-    """The manifest, once it is found to be ours and to describe exactly the files that are there."""
+    """The manifest, checked: it is one of ours and lists exactly the files in the directory."""
     file = directory / MANIFEST
     if not directory.is_dir():
         raise CheckpointError(f"{directory} is not a checkpoint: no such directory")
@@ -300,19 +278,15 @@ def _read_manifest(directory: Path, parts: Collection[str] | None = None) -> dic
         raise CheckpointError(f"{directory} cannot be read: {error}") from error
     if manifest.get("format") != FORMAT:
         raise CheckpointError(f"{file} is not of an {FORMAT}: its format is {manifest.get('format')!r}")
-    if type(manifest.get("version")) is int and manifest["version"] > VERSION:
+    version, unchanged = manifest.get("version"), manifest.pop("checksum", None) == _body_checksum(manifest)
+    newer, older = type(version) is int and version > VERSION, version == 1 and unchanged
+    if newer or older:
+        remedy = "pip install --upgrade rl-training" if newer else "use that version, or train again"
         raise CheckpointError(
-            f"{directory} has format version {manifest['version']}, written by rl-training "
-            f"{manifest.get('package_version')}; this one ({package_version()}) reads up to {VERSION}: "
-            "pip install --upgrade rl-training"
+            f"{directory} has format version {version}, written by rl-training {manifest.get('package_version')}; "
+            f"this one ({package_version()}) reads {VERSION}: {remedy}"
         )
-    checksum = manifest.pop("checksum", None)
-    if manifest.get("version") == 1 and checksum == _body_checksum(manifest):
-        raise CheckpointError(
-            f"{directory} has format version 1, written by rl-training {manifest.get('package_version')}; this one "
-            f"({package_version()}) reads {VERSION}: use that version, or train again"
-        )
-    if manifest.get("version") != VERSION or checksum != _body_checksum(manifest):
+    if version != VERSION or not unchanged:
         raise CheckpointError(f"{file} was changed after it was written; use an older checkpoint")
     files = manifest.get("files")
     if not isinstance(files, dict) or not {"state.json", "config.json"} <= files.keys():
@@ -329,7 +303,7 @@ def _read_manifest(directory: Path, parts: Collection[str] | None = None) -> dic
     return manifest
 
 
-def _parse_object(data: bytes | bytearray, file: Path) -> dict[str, Any]:
+def _parse_object(data: bytes, file: Path) -> dict[str, Any]:
     try:
         value = json.loads(data)
     except (ValueError, RecursionError) as error:
@@ -341,7 +315,7 @@ def _parse_object(data: bytes | bytearray, file: Path) -> dict[str, Any]:
 
 def _open_checked(file: Path, entry: dict[str, Any]) -> BinaryIO:
     try:
-        # Not through a symlink, and without waiting where a pipe lies in the file's place.
+        # Do not follow symlinks; do not block if the file is a pipe.
         flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
         source = os.fdopen(os.open(file, flags), "rb", buffering=0)
     except OSError as error:
@@ -354,31 +328,7 @@ def _open_checked(file: Path, entry: dict[str, Any]) -> BinaryIO:
     return source  # type: ignore[return-value]
 
 
-def _read_exactly(source: BinaryIO, size: int, digest: Any) -> bytearray:
-    data = bytearray(size)
-    _read_into(source, memoryview(data), digest)
-    return data
-
-
-def _read_into(source: BinaryIO, target: memoryview, digest: Any) -> None:
-    done = 0
-    while done < len(target):
-        count = source.readinto(target[done : done + CHUNK])  # type: ignore[attr-defined]
-        if not count:
-            raise CheckpointError(f"{source.name} is shorter than it was; use an older checkpoint")
-        digest.update(target[done : done + count])
-        done += count
-
-
-def _finish_check(source: BinaryIO, file: Path, digest: Any, entry: dict[str, Any]) -> None:
-    """Hash what has not been read yet and compare."""
-    while block := source.read(CHUNK):
-        digest.update(block)
-    if digest.hexdigest() != entry.get("sha256"):
-        raise CheckpointError(f"{file} is damaged: its SHA-256 is not the one in {MANIFEST}; use an older checkpoint")
-
-
-def _write_file(file: Path, blocks: Any) -> dict[str, Any]:
+def _write_file(file: Path, blocks: Iterable[bytes | memoryview]) -> dict[str, Any]:
     digest, size = hashlib.sha256(), 0
     with open(file, "xb", buffering=0) as target:
         for block in blocks:
@@ -406,12 +356,12 @@ def _previous(path: Path) -> Path:
 
 
 def _existing(path: Path) -> Path:
-    """`path`, or the one it was replacing if the writer died between the two renames."""
+    """`path`, or its previous checkpoint if the writer died between the two renames of `_put_in_place`."""
     return _previous(path) if not path.exists() and _previous(path).is_dir() else path
 
 
 def _put_in_place(temporary: Path, path: Path) -> None:
-    """No system renames over a full directory: the old one steps aside, where `_existing` still finds it."""
+    """Rename the old directory first, because none can be renamed onto it; `_existing` finds it meanwhile."""
     aside = _previous(path)
     if path.exists():
         if aside.exists():
@@ -424,7 +374,7 @@ def _put_in_place(temporary: Path, path: Path) -> None:
 
 
 def _discard(path: Path) -> None:
-    """Remove a directory so that a half-removed one never bears a checkpoint's name."""
+    """Remove a directory under a hidden name, so that none with a checkpoint's name is half removed."""
     hidden = hidden_name(path)
     path.rename(hidden)
     shutil.rmtree(hidden, ignore_errors=True)

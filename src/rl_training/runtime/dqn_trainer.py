@@ -1,4 +1,4 @@
-"""DQN, assembled: a network of action values for the spaces at hand, run on a replay."""
+"""The recipe of DQN: a network of action values, trained by the replay loop."""
 
 from __future__ import annotations
 

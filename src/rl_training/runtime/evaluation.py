@@ -1,4 +1,4 @@
-"""Whole episodes on separate environments, stepped by the same code that steps training."""
+"""Evaluation: whole episodes in separate environments, stepped by the same code as in training."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from rl_training.runtime.metrics import of_task, over_tasks
 from rl_training.runtime.randomness import own_global_state, seed_of
 from rl_training.types import BoxActions, Metrics, Spaces
 
-MOST_ENVS = 16  # stepped side by side; more only waits for the longest episode
+MAX_PARALLEL = 16  # environments; more would only wait for the longest episode
 
 
 class Player(NamedTuple):
-    """An actor in one task, and what it needs to play there."""
+    """The actor of one task, with the spaces and the normaliser it was trained with."""
 
     actor: Actor
     spaces: Spaces
@@ -39,11 +39,10 @@ def evaluate(
     num_episodes: int | None = None,
     stopped: Callable[[], bool] = lambda: False,
 ) -> Metrics | None:
-    """Mean, spread and worst of the return, in all tasks or one; of games of two players, the share that was won. Of
-    several tasks, the means; and each one's own.
+    """Mean, standard deviation and minimum of the return, and the win rate in games of two players.
 
-    All evaluations of a run have the same seeds, none of them one of training. None if `stopped` said so before the
-    end.
+    For all tasks or one; of several tasks, the means over the tasks and the metrics of each. All evaluations of a run
+    have the same seeds, which training does not use. None if `stopped` returned True before the end.
     """
     episodes = config.eval_episodes if num_episodes is None else num_episodes
     if episodes < 1:
@@ -68,7 +67,7 @@ def evaluate(
 
 
 def describe_evaluation(metrics: Metrics) -> str:
-    """`195.3 ± 4.1 over 10 episodes`, then the share of games won, or the means of several tasks."""
+    """`195.3 ± 4.1 over 10 episodes`, then the win rate, or the means of several tasks."""
     mean, std, episodes = (metrics[f"eval_{name}"] for name in ("return_mean", "return_std", "episodes"))
     prefix = of_task("eval_return_mean", "")
     each = [f"{name.removeprefix(prefix)} {value:.1f}" for name, value in metrics.items() if name.startswith(prefix)]
@@ -80,19 +79,19 @@ def describe_evaluation(metrics: Metrics) -> str:
 def _returns(
     player: Player, config: TrainConfig, number: int, episodes: int, stopped: Callable[[], bool]
 ) -> list[float] | None:
-    num_envs = min(episodes, MOST_ENVS)
-    # Each environment owes a fixed number of episodes: taking the first to finish would prefer the short ones.
-    owed = [episodes // num_envs + (i < episodes % num_envs) for i in range(num_envs)]
+    num_envs = min(episodes, MAX_PARALLEL)
+    # Each environment plays a fixed number of episodes: taking the first to finish would prefer short ones.
+    remaining = [episodes // num_envs + (i < episodes % num_envs) for i in range(num_envs)]
     returns: list[float] = []
     runner = _make_runner(player, config, number, num_envs)
     try:
-        while any(owed):
+        while any(remaining):
             if stopped():
                 return None
             runner.step(player.actor.act, explore=False)
             for env, episode_return, _ in runner.statistics.finished:
-                if owed[env]:
-                    owed[env] -= 1
+                if remaining[env]:
+                    remaining[env] -= 1
                     returns.append(episode_return)
     except EnvironmentFault as fault:
         fault.args = (f"in evaluation, {fault}",)
@@ -103,18 +102,17 @@ def _returns(
 
 
 def _make_runner(player: Player, config: TrainConfig, number: int, num_envs: int) -> EnvRunner:
-    """The environments that evaluate a task; an error where the policy would not know what it sees in them."""
+    """The evaluation environments of a task; an InputError if their spaces are not those of the policy."""
     task, seed = config.tasks[number], seed_of(config.seed, "evaluation", number)
     envs = make_envs(task.env_id, num_envs=num_envs, seed=seed, env_kwargs=task.eval_env_kwargs, training=False)
     try:
         _, spaces = model_side(envs, player.box_actions, player.normalizer)
         for what in ("observation", "action"):
-            here, trained = getattr(spaces, what), getattr(player.spaces, what)
-            if sizes(here) != sizes(trained):
+            found, trained = getattr(spaces, what), getattr(player.spaces, what)
+            if sizes(found) != sizes(trained):
                 cause = "leave what changes them out of eval_env_kwargs" if config.eval_env_kwargs else "it has changed"
-                raise InputError(
-                    f"{task.env_id} has {what}s {here} in evaluation, the policy was trained for {trained}: {cause}"
-                )
+                difference = f"has {what}s {found} in evaluation, the policy was trained for {trained}"
+                raise InputError(f"{task.env_id} {difference}: {cause}")
         return EnvRunner(envs, seed=seed, box_actions=player.box_actions, normalizer=player.normalizer, training=False)
     except BaseException:
         envs.close()
@@ -122,7 +120,7 @@ def _make_runner(player: Player, config: TrainConfig, number: int, num_envs: int
 
 
 def sizes(space: gym.Space) -> Any:
-    """What a model must know of a space. The bounds of a Box are not among it."""
+    """The properties of a space that a model depends on, which the bounds of a Box are not."""
     if isinstance(space, gym.spaces.Dict):
         return {key: sizes(part) for key, part in space.spaces.items()}
     if isinstance(space, gym.spaces.Box):
@@ -131,7 +129,7 @@ def sizes(space: gym.Space) -> Any:
 
 
 def check_evaluation(players: Sequence[Player], config: TrainConfig) -> None:
-    """Where evaluation has environments of another kind than training, make one: its errors should not come late."""
+    """Where evaluation has its own `eval_env_kwargs`, make one environment now, so that errors come before training."""
     for number, task in enumerate(config.tasks):
         if task.eval_env_kwargs != task.env_kwargs:
             _check_normalizing(task)
@@ -140,8 +138,8 @@ def check_evaluation(players: Sequence[Player], config: TrainConfig) -> None:
 
 
 def _check_normalizing(task: Task) -> None:
-    """Evaluation normalises as training does, by its statistics: to ask for something else would do nothing."""
-    here, there = (split_env_kwargs(kwargs)[0].wrappers for kwargs in (task.env_kwargs, task.eval_env_kwargs))
+    """Evaluation normalises with the statistics of training: another choice would have no effect."""
+    train, test = (split_env_kwargs(kwargs)[0].wrappers for kwargs in (task.env_kwargs, task.eval_env_kwargs))
     for name in ("normalize_observation", "normalize_reward"):
-        if name in there.model_fields_set and bool(getattr(here, name)) != bool(getattr(there, name)):
+        if name in test.model_fields_set and bool(getattr(train, name)) != bool(getattr(test, name)):
             raise InputError(f"eval_env_kwargs.wrappers.{name}: evaluation normalises as training does, leave it out")

@@ -1,23 +1,19 @@
-"""GumbelMuZero, assembled: a learned model for the spaces at hand, searched to act, run on a replay."""
+"""The recipe of Gumbel MuZero: a learned model and a tree search, trained by the replay loop."""
 
 from __future__ import annotations
 
-from rl_training.acting.planning import GumbelMuZeroActor, planning_fields
+from rl_training.acting.planning import GumbelMuZeroActor
 from rl_training.algorithms.gumbel_muzero import GumbelMuZero, GumbelMuZeroHyperparameters
+from rl_training.runtime.muzero_trainer import planning_recipe
 from rl_training.runtime.off_policy import run_off_policy
-from rl_training.runtime.recipe import Recipe, trainer
+from rl_training.runtime.recipe import trainer
 
-GUMBEL_MUZERO_RECIPE = Recipe(
+GUMBEL_MUZERO_RECIPE = planning_recipe(
     "gumbel_muzero",
     "planning that improves the policy with few simulations (Danihelka et al., 2022)",
     GumbelMuZeroHyperparameters,
     GumbelMuZeroActor,
     GumbelMuZero,
-    planning_fields,
-    box_actions="scale",
-    two_players=True,
-    raw_steps=True,
-    actions="Discrete, Box",
 )
 
 train_gumbel_muzero = trainer(run_off_policy, GUMBEL_MUZERO_RECIPE)

@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and SIGHUP (a closed terminal, a dropped connection), turned into an orderly end."""
+"""Ctrl-C, SIGTERM and SIGHUP (a closed terminal, a dropped connection) stop a run at a checkpoint."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ HANG_UP = getattr(signal, "SIGHUP", None)  # None: not a POSIX system
 class Interrupts:
     """The first signal calls `stop`; a second one ends the process at once.
 
-    But for SIGHUP: a terminal that closes may send it twice, once by the shell and once by the system. Where it is
-    ignored, as under nohup, it stays so.
+    A second SIGHUP is ignored: the shell and the system may each send one when a terminal closes.
     """
 
     def __init__(self, stop: Callable[[str], None]) -> None:
@@ -26,9 +25,9 @@ class Interrupts:
     def install(self) -> None:
         if threading.current_thread() is threading.main_thread():  # elsewhere Python allows no handlers
             numbers = [number for number in (signal.SIGINT, signal.SIGTERM, HANG_UP) if number is not None]
-            # One that is ignored stays so: nohup ignores SIGHUP, a shell SIGINT for what it runs in the background.
-            heeded = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
-            self.previous = {number: signal.signal(number, self._handle) for number in heeded}
+            # Ignored signals stay ignored: nohup ignores SIGHUP, and a shell SIGINT for its background jobs.
+            handled = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
+            self.previous = {number: signal.signal(number, self._handle) for number in handled}
 
     def remove(self) -> None:
         for number, handler in self.previous.items():

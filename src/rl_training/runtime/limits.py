@@ -1,4 +1,4 @@
-"""What a run takes of the machine, estimated from below before it is built: errors name what to lower."""
+"""Memory and threads that a run needs at least, checked before it is built: errors name what to lower."""
 
 from __future__ import annotations
 
@@ -18,19 +18,20 @@ from rl_training.config import ConfigError, InputError, Problem, TrainConfig
 from rl_training.data.fields import field_of, num_bytes
 from rl_training.data.machine import usable_bytes
 from rl_training.runtime.controls import Controls
+from rl_training.runtime.preview import extremes
 from rl_training.types import Spaces
 
 COPIES = 4  # of a network in training: weights, gradient and the two means of Adam
-FLOAT = 4  # bytes
-STEP_BYTES = 18  # of a step in a rollout, beside observation and action: reward, value, logprob, flags
-NODE_FLOATS = 5  # that a search keeps of each action of a node, at least
-FEWEST_THREADS = 16  # that any machine is good for: a config should move to a smaller one
+FLOAT_BYTES = 4
+STEP_BYTES = 18  # of a step in a rollout, without observation and action: reward, value, logprob, flags
+NODE_FLOATS = 5  # of a search for each action of a node, at least
+FEWEST_THREADS = 16  # allowed on any machine, so that a config can move to a smaller one
 THREADS_PER_CORE = 4
 ALLOCATION_ERRORS = ("allocate memory", "not enough memory", "out of memory", "Storage size calculation overflowed")
 
 
 def threads_problem(setting: Any) -> str | None:
-    """Why torch should not use so many threads: OpenMP ends the process where it cannot start them."""
+    """Why torch should not use so many threads: OpenMP ends the process if it cannot start them."""
     cores = os.cpu_count() or 1
     most = max(FEWEST_THREADS, THREADS_PER_CORE * cores)
     if not isinstance(setting, int | float) or setting <= most:
@@ -39,32 +40,33 @@ def threads_problem(setting: Any) -> str | None:
 
 
 class Need(NamedTuple):
-    """Bytes that something takes at least, and the hyperparameters that say how much of it there is."""
+    """The fewest bytes that a part of a run takes, and the hyperparameters that determine them."""
 
     what: str
     bytes: float
     names: tuple[str, ...]
 
 
-def check_memory(config: TrainConfig, controls: Controls, spaces: Sequence[Spaces]) -> None:
-    """Raise a ConfigError where the largest part of a run, networks and replay aside, cannot fit into memory."""
-    there = usable_bytes()
-    if there is None:
+def check_bytes(config: TrainConfig, controls: Controls, spaces: Sequence[Spaces]) -> None:
+    """Raise a ConfigError if a part of the run other than networks and replay cannot fit into memory."""
+    usable = usable_bytes()
+    if usable is None:
         return
-    sizes = {name: largest(controls, name) for name in controls.fields} | {"num_envs": config.num_envs}
+    sizes = {name: largest(controls, name) for name in controls.declared} | {"num_envs": config.num_envs}
     problems = []
     for need in needs(sizes, config, spaces):
-        if need.bytes > there:
+        if need.bytes > usable:
             values = " x ".join(f"{name} {sizes[name]:,.0f}" for name in need.names)
-            message = f"{need.what} ({values}) takes at least {gigabytes(need.bytes)}, and there are {gigabytes(there)}"
-            problems.append(Problem(("algo_kwargs", need.names[0]), f"{message} of memory: lower it"))
+            least = f"{need.what} ({values}) takes at least {gigabytes(need.bytes)}"
+            message = f"{least}, and there are {gigabytes(usable)} of memory: lower it"
+            problems.append(Problem(("algo_kwargs", need.names[0]), message))
     if problems:
         raise ConfigError(problems)
 
 
 def largest(controls: Controls, name: str) -> float:
-    """The largest value that a hyperparameter has in the run; of a list the sum. 0 where it is no number."""
-    value = controls.extremes(name)[1] if name in controls.varying else getattr(controls.initial, name)
+    """The largest value of a hyperparameter in the run; the sum of a list; 0 for other types."""
+    value = extremes(controls, name)[1] if name in controls.varying else getattr(controls.initial, name)
     if isinstance(value, tuple):
         return float(sum(value))
     return float(value) if isinstance(value, int | float) else 0.0
@@ -82,10 +84,10 @@ def needs(sizes: dict[str, float], config: TrainConfig, spaces: Sequence[Spaces]
         yield Need("a batch", rows * (obs + action), names)
         for name in ("hidden_sizes", "value_limit", "reward_limit", "n_step"):
             if name in sizes:
-                yield Need("a gradient step", sizes["batch_size"] * sizes[name] * FLOAT, ("batch_size", name))
+                yield Need("a gradient step", sizes["batch_size"] * sizes[name] * FLOAT_BYTES, ("batch_size", name))
     if "num_simulations" in sizes:
         actions = max(_num_actions(task.action, sizes) for task in spaces)
-        node = NODE_FLOATS * actions * FLOAT
+        node = NODE_FLOATS * actions * FLOAT_BYTES
         yield Need("a search", sizes["num_simulations"] * config.num_envs * node, ("num_simulations", "num_envs"))
         yield Need("a search", sizes.get("eval_num_simulations", 0) * node, ("eval_num_simulations",))
 
@@ -100,13 +102,13 @@ def gigabytes(count: float) -> str:
 
 @contextlib.contextmanager
 def networks_within_memory(hp: Any, device: torch.device) -> Iterator[None]:
-    """Raise an InputError where the networks that are built here would not fit into memory in training.
+    """Raise an InputError if the networks that are built here would not fit into memory in training.
 
-    Parameters are counted as modules register them, which is before their memory is first written to.
+    Parameters are counted as modules register them, before their memory is first written to.
     """
-    there = usable_bytes()
+    usable: float | None = usable_bytes()
     if device.type == "cuda":
-        there = min(there or math.inf, torch.cuda.get_device_properties(device).total_memory)  # type: ignore[assignment]
+        usable = min(usable or math.inf, torch.cuda.get_device_properties(device).total_memory)
     total = 0
 
     def count(module: nn.Module, name: str, parameter: Tensor | None) -> None:
@@ -114,29 +116,29 @@ def networks_within_memory(hp: Any, device: torch.device) -> Iterator[None]:
         if parameter is None:
             return
         total += parameter.numel() * parameter.element_size()
-        if there is not None and COPIES * total > there:
-            raise InputError(_too_large(hp, f"more than {gigabytes(COPIES * total)}", there, tuple(parameter.shape)))
+        if usable is not None and COPIES * total > usable:
+            raise InputError(_too_large(hp, f"more than {gigabytes(COPIES * total)}", usable, tuple(parameter.shape)))
 
     handle = register_module_parameter_registration_hook(count)
     try:
         yield
     except (RuntimeError, MemoryError) as error:
-        if isinstance(error, RuntimeError) and not any(words in str(error) for words in ALLOCATION_ERRORS):
+        if isinstance(error, RuntimeError) and not any(text in str(error) for text in ALLOCATION_ERRORS):
             raise
-        raise InputError(_too_large(hp, "more than can be allocated", there, ())) from error
+        raise InputError(_too_large(hp, "more than can be allocated", usable, ())) from error
     finally:
         handle.remove()
 
 
-def _too_large(hp: Any, needed: str, there: float | None, shape: tuple[int, ...]) -> str:
+def _too_large(hp: Any, needed: str, usable: float | None, shape: tuple[int, ...]) -> str:
     layer = f" (one layer is {' x '.join(f'{side:,}' for side in shape)})" if shape else ""
-    memory = f", and there are {gigabytes(there)} of memory" if there is not None else ""
+    memory = f", and there are {gigabytes(usable)} of memory" if usable is not None else ""
     sizes = ", ".join(f"{name}: {list(v) if isinstance(v, tuple) else v}" for name, v in _sizes(hp, shape).items())
     return f"the networks take {needed} in training{layer}{memory}: lower {sizes}"
 
 
 def _sizes(hp: Any, shape: tuple[int, ...]) -> dict[str, Any]:
-    """The settings that a layer of this shape has its longest side from, or else the largest settings."""
+    """The settings that determine the longest side of a layer of this shape, or else the largest settings."""
     settings = {f.name: getattr(hp, f.name) for f in dataclasses.fields(hp) if not f.metadata.get("scalar")}
     numbers = {
         name: value if isinstance(value, tuple) else (value,)
@@ -144,11 +146,11 @@ def _sizes(hp: Any, shape: tuple[int, ...]) -> dict[str, Any]:
         if isinstance(value, int | tuple) and not isinstance(value, bool)
     }
     side = max(shape, default=0)
-    named = {name: settings[name] for name, each in numbers.items() if _makes(max(each, default=0), side)}
+    named = {name: settings[name] for name, each in numbers.items() if _determines(max(each, default=0), side)}
     by_size = sorted(numbers, key=lambda name: -max(numbers[name], default=0))
     return named or {name: settings[name] for name in by_size[:3]}
 
 
-def _makes(size: int, side: int) -> bool:
-    """Whether a layer's side comes from a setting: gates and experts are multiples of it, atoms -size .. size."""
+def _determines(size: int, side: int) -> bool:
+    """Whether a layer's side follows from a setting: gates and experts are multiples of it, atoms -size .. size."""
     return 0 < size <= side and (side == 2 * size + 1 or (side % size == 0 and side <= 8 * size))

@@ -1,4 +1,4 @@
-"""From a YAML file, or a TrainConfig made in Python, to a config that will run: everything wrong with it, at once."""
+"""Configs from YAML files, mappings or Python, with everything that is wrong with them reported at once."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from rl_training.config import (
     Document,
     EnvOptions,
     InputError,
+    Options,
     Problem,
     TrainConfig,
     cut,
@@ -33,16 +34,16 @@ from rl_training.runtime.registry import ALGORITHMS
 from rl_training.runtime.setup import device_problem
 from rl_training.yaml_text import MOST_CHARACTERS
 
-ANY_HORIZON = 1_000_000  # to look for further problems where total_timesteps is itself one
+ANY_HORIZON = 1_000_000  # to find further problems if total_timesteps is itself one
 
 
 def load_config(
     path: str | Path, *, overrides: Sequence[str] = (), allow_import: bool = True, **values: Any
 ) -> TrainConfig:
-    """Read a YAML file, apply `key.subkey=value` overrides, and check all of it before anything is made.
+    """Read a YAML file, apply `key.subkey=value` overrides, and check the result.
 
-    `values` replace top-level keys as they are. `allow_import=False` refuses an env_id of the form `module:id`, which
-    imports that module.
+    `values` replace top-level keys. `allow_import=False` refuses an env_id of the form `module:id`, which imports that
+    module.
     """
     path = Path(path)
     document = read_document(_read_text(path), str(path))
@@ -54,22 +55,22 @@ def load_config(
 
 
 def _read_text(path: Path) -> str:
-    """The text of a file, or as much of it as shows that it is too long for a config."""
+    """The text of a file, or its beginning if it is too long for a config."""
     try:
         with open(path, encoding="utf-8") as file:
             return file.read(MOST_CHARACTERS + 1)
     except FileNotFoundError:
-        raise ConfigError([Problem((), f"{path}: there is no such file{_nearest_file(path)}")]) from None
+        folder = path.parent.iterdir() if path.parent.is_dir() else ()
+        guess = nearest(path.name, (p.name for p in folder if p.suffix in (".yaml", ".yml")))
+        raise ConfigError.of(f"{path}: there is no such file{guess}") from None
     except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a path with a null byte
-        raise ConfigError(
-            [Problem((), f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}")]
-        ) from None
+        raise ConfigError.of(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
 
 
 def build_config(
     data: Mapping[str, Any], *, document: Document | None = None, allow_import: bool = True, needs_env: bool = True
 ) -> TrainConfig:
-    """A checked TrainConfig from plain data; without `needs_env` the environment need not be there."""
+    """A checked TrainConfig from plain data; without `needs_env` the environment need not be installed."""
     problems: list[Problem] = []
     config: TrainConfig | None = None
     try:
@@ -80,7 +81,7 @@ def build_config(
         problems += [Problem((shown(k),), "keys should be words") for k in data if not isinstance(k, str)]
     problems += check(data, allow_import=allow_import, needs_env=needs_env)
     if problems or config is None:
-        raise ConfigError(_unique(problems), document)
+        raise ConfigError(dict.fromkeys(problems), document)
     return config
 
 
@@ -88,11 +89,11 @@ def check_config(config: TrainConfig) -> None:
     """The same checks for a config made in Python."""
     problems = check({f.name: getattr(config, f.name) for f in dataclasses.fields(config)}, allow_import=True)
     if problems:
-        raise ConfigError(_unique(problems))
+        raise ConfigError(dict.fromkeys(problems))
 
 
 def as_config(given: TrainConfig | Mapping[str, Any] | str | Path) -> TrainConfig:
-    """A checked config from any form that Python code may have it in: a TrainConfig, a mapping, a YAML file's path."""
+    """A checked config from a TrainConfig, a mapping of its keys, or the path of a YAML file."""
     if isinstance(given, TrainConfig):
         check_config(given)
         return given
@@ -100,24 +101,29 @@ def as_config(given: TrainConfig | Mapping[str, Any] | str | Path) -> TrainConfi
         return build_config(given)
     if isinstance(given, str | Path):
         return load_config(given)
-    raise InputError(
-        f"a config is a TrainConfig, a mapping of its keys or the path of a YAML file, got {type(given).__name__}"
-    )
+    kind = type(given).__name__
+    raise InputError(f"a config is a TrainConfig, a mapping of its keys or the path of a YAML file, got {kind}")
 
 
 def check(data: Mapping[str, Any], *, allow_import: bool, needs_env: bool = True) -> list[Problem]:
-    """What is wrong beyond the types of the top-level keys; keys of a wrong type are passed over here."""
+    """All problems but wrong types of top-level keys, which TrainConfig reports: such keys are skipped here."""
+    device, callbacks = data.get("device", "auto"), data.get("callbacks")
+    env_id = data.get("env_id") if needs_env else None
     return [
         *_check_algorithm(data),
-        *(_check_env_ids(data.get("env_id"), allow_import) if needs_env else ()),
+        *_check_env_ids(env_id, allow_import),
         *_check_several(data),
         *_check_env_kwargs("env_kwargs", data),
         *_check_env_kwargs("eval_env_kwargs", data),
-        *_check_callbacks(data.get("callbacks")),
+        *(_check_options(CallbackOptions, callbacks, ("callbacks",)) if isinstance(callbacks, Mapping) else ()),
         *_check_early_stopping(data),
-        *_check_device(data.get("device", "auto")),
-        *_check_threads(data.get("num_threads", "auto")),
+        *_problems("device", device_problem(device) if isinstance(device, str) else None),
+        *_problems("num_threads", threads_problem(data.get("num_threads", "auto"))),
     ]
+
+
+def _problems(key: str, message: str | None) -> list[Problem]:
+    return [] if message is None else [Problem((key,), message)]
 
 
 def _check_algorithm(data: Mapping[str, Any]) -> list[Problem]:
@@ -125,8 +131,7 @@ def _check_algorithm(data: Mapping[str, Any]) -> list[Problem]:
     if not isinstance(algo, str):
         return []
     if algo not in ALGORITHMS:
-        known = ", ".join(ALGORITHMS)
-        return [Problem(("algo",), f"unknown algorithm {shown(algo)}{nearest(algo, ALGORITHMS)} (there are: {known})")]
+        return _problems("algo", unknown_algorithm(algo))
     if not isinstance(kwargs, Mapping):
         return []
     horizon = data.get("schedule_horizon") or data.get("total_timesteps")
@@ -137,6 +142,10 @@ def _check_algorithm(data: Mapping[str, Any]) -> list[Problem]:
     except ConfigError as error:
         return error.problems
     return []
+
+
+def unknown_algorithm(name: str) -> str:
+    return f"unknown algorithm {shown(name)}{nearest(name, ALGORITHMS)} (there are: {', '.join(ALGORITHMS)})"
 
 
 def _check_env_ids(env_id: Any, allow_import: bool) -> list[Problem]:
@@ -159,109 +168,79 @@ def _check_env_id(env_id: Any, path: tuple[str | int, ...], allow_import: bool) 
 
 
 def _check_several(data: Mapping[str, Any]) -> list[Problem]:
-    """A list of environments is for algorithms that learn several tasks."""
+    """A list of environments is only for algorithms that learn several tasks."""
     algo = data.get("algo")
     if not isinstance(data.get("env_id"), list) or algo not in ALGORITHMS or ALGORITHMS[algo].recipe.multi_task:
         return []
     able = [name for name, entry in ALGORITHMS.items() if entry.recipe.multi_task]
     remedy = f", or use {' or '.join(able)}" if able else ""
-    return [Problem(("env_id",), f"{algo} trains in one environment; env_id should be one id{remedy}")]
+    return _problems("env_id", f"{algo} trains in one environment; env_id should be one id{remedy}")
 
 
 def _check_env_kwargs(key: str, data: Mapping[str, Any]) -> list[Problem]:
     kwargs, ids = data.get(key), data.get("env_id")
     if not isinstance(kwargs, Mapping):
         return []
-    if not isinstance(ids, list):
-        return _check_options(kwargs, (key,))
-    problems = _check_options({name: value for name, value in kwargs.items() if name not in ids}, (key,))
-    for name, value in kwargs.items():
-        if name not in ids and not str(name).isidentifier():  # nothing that gymnasium.make could take
+    ids = ids if isinstance(ids, list) else []
+    problems = _check_env_options({name: value for name, value in kwargs.items() if name not in ids}, (key,))
+    for name, value in kwargs.items() if ids else ():
+        path = (key, name)
+        if name not in ids and not str(name).isidentifier():  # no argument of gymnasium.make has such a name
             known = [known for known in ids if isinstance(known, str)]
-            problems.append(Problem((key, name), f"is none of the environments in env_id{nearest(str(name), known)}"))
+            problems.append(Problem(path, f"is none of the environments in env_id{nearest(str(name), known)}"))
         elif name in ids and not isinstance(value, Mapping):
-            problems.append(
-                Problem((key, name), f"should be a mapping, what is for this task alone, got {shown(value)}")
-            )
+            problems.append(Problem(path, f"should be a mapping of arguments for this task, got {shown(value)}"))
         elif name in ids:
-            problems += _check_options(value, (key, name))
+            problems += _check_env_options(value, path)
     return problems
 
 
-def _check_options(kwargs: Mapping[str, Any], path: tuple[str, ...]) -> list[Problem]:
+def _check_env_options(kwargs: Mapping[str, Any], path: tuple[str, ...]) -> list[Problem]:
     ours = {key: kwargs[key] for key in EnvOptions.model_fields if key in kwargs}
-    try:
-        EnvOptions.model_validate(ours)
-    except ValidationError as error:
-        return problems_of(error, path, EnvOptions.model_fields)
-    return []
+    return _check_options(EnvOptions, ours, path)
 
 
-def _check_callbacks(callbacks: Any) -> list[Problem]:
-    if not isinstance(callbacks, Mapping):
-        return []
+def _check_options(options: type[Options], data: Mapping[str, Any], path: tuple[str, ...]) -> list[Problem]:
     try:
-        CallbackOptions.model_validate(dict(callbacks))
+        options.model_validate(dict(data))
     except ValidationError as error:
-        return problems_of(error, ("callbacks",), CallbackOptions.model_fields)
+        return problems_of(error, path, options.model_fields)
     return []
 
 
 def _check_early_stopping(data: Mapping[str, Any]) -> list[Problem]:
-    """It looks at evaluations, so there must be some on the way."""
+    """Early stopping needs evaluations during training."""
     callbacks, interval, total = data.get("callbacks"), data.get("eval_interval", 0), data.get("total_timesteps")
     if not isinstance(callbacks, Mapping) or not callbacks.get("early_stopping"):
         return []
     if not isinstance(interval, int) or not isinstance(total, int) or 1 <= interval <= total:
         return []
-    message = f"looks at evaluations, and with eval_interval {interval} there is none before the end: set eval_interval"
+    message = f"uses evaluations, but with eval_interval {interval} there is none before the end: set eval_interval"
     return [Problem(("callbacks", "early_stopping"), message)]
 
 
-def _check_device(name: Any) -> list[Problem]:
-    problem = device_problem(name) if isinstance(name, str) else None
-    return [] if problem is None else [Problem(("device",), problem)]
-
-
-def _check_threads(setting: Any) -> list[Problem]:
-    problem = threads_problem(setting)
-    return [] if problem is None else [Problem(("num_threads",), problem)]
-
-
 def apply_override(document: Document, override: str) -> None:
-    """`algo_kwargs.clip_coef=0.1` sets that key, making mappings on the way."""
+    """`algo_kwargs.clip_coef=0.1` sets that key, and makes the mappings around it."""
     key, equals, text = override.partition("=")
     path = tuple(key.strip().split("."))
     if not equals or not all(path):
-        raise ConfigError(
-            [Problem((), f"--set takes key=value, such as algo_kwargs.clip_coef=0.1, got {shown(override)}")]
-        )
+        raise ConfigError.of(f"--set takes key=value, such as algo_kwargs.clip_coef=0.1, got {shown(override)}")
     target: Any = document.data
     for part in path[:-1]:
         if target.get(part) is None:
             target[part] = {}
         target = target[part]
         if not isinstance(target, dict):
-            raise ConfigError([Problem((), f"--set {cut(override)}: {cut(part)!r} is not a mapping")])
+            raise ConfigError.of(f"--set {cut(override)}: {cut(part)!r} is not a mapping")
     replace_value(document, path, parse_value(text, f"--set {override}"), f"--set {override}")
 
 
-def replace_value(document: Document, path: tuple[str, ...], value: Any, given: str) -> None:
-    """Set a key that stands in an existing mapping; an error in it then names `given`, not a line of the file."""
+def replace_value(document: Document, path: tuple[str, ...], value: Any, origin: str) -> None:
+    """Set a key of an existing mapping; errors about it then name `origin`, not a line of the file."""
     target = document.data
     for part in path[:-1]:
         target = target[part]
     target[path[-1]] = value
-    document.replaced[path] = given
+    document.replaced[path] = origin
     for stale in [line for line in document.lines if line[: len(path)] == path]:
         del document.lines[stale]
-
-
-def _unique(problems: list[Problem]) -> list[Problem]:
-    return list(dict.fromkeys(problems))
-
-
-def _nearest_file(path: Path) -> str:
-    if not path.parent.is_dir():
-        return ""
-    return nearest(path.name, (p.name for p in path.parent.iterdir() if p.suffix in (".yaml", ".yml")))

@@ -1,4 +1,4 @@
-"""What a run was made with, in `metadata.json`, and files that are written whole or not at all."""
+"""Versions and machine, for `metadata.json` in a run's folder and for `rl-training doctor`."""
 
 from __future__ import annotations
 
@@ -10,19 +10,22 @@ import subprocess
 from collections.abc import Sequence
 from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from rl_training.config import InputError
+from rl_training.runtime.atomic_files import write_text_atomic
 
 METADATA = "metadata.json"
 PACKAGES = ("torch", "gymnasium", "numpy", "numba", "safetensors", "tensorboard", "ale-py", "mujoco", "envpool")
+EXTRAS = {"atari": "ale_py", "mujoco": "mujoco", "box2d": "Box2D", "plot": "matplotlib", "wandb": "wandb"}
 
 
 def write_metadata(
     run_dir: Path, *, command: str | Sequence[str], seed: int, extra: dict[str, Any] | None = None
 ) -> Path:
-    """Everything needed to make the run again: versions, commit, command, seed, machine; `extra` adds the device."""
+    """Write what it takes to reproduce the run: versions, commit, command, seed, machine, and `extra`."""
     metadata = {
         "command": command if isinstance(command, str) else shlex.join(command),
         "seed": seed,
@@ -39,24 +42,24 @@ def write_metadata(
 
 
 def update_metadata(run_dir: Path, **more: Any) -> Path:
-    """Add to `metadata.json`, with the time; started anew if it is gone or damaged: bookkeeping never stops a run."""
+    """Add entries and the time to `metadata.json`. A missing or damaged one is replaced: it must not end a run."""
     path = Path(run_dir) / METADATA
+    metadata = {**_read_metadata(path), "updated": now(), **more}
+    try:
+        return write_json_atomic(path, metadata)
+    except OSError:  # on a full disk or in a read-only folder, the existing file may still be writable
+        with open(path, "r+", encoding="utf-8", newline="\n") as file:
+            file.write(json.dumps(metadata, indent=2) + "\n")
+            file.truncate()
+        return path
+
+
+def _read_metadata(path: Path) -> dict[str, Any]:
     try:
         metadata = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        metadata = {}
-    metadata = {**(metadata if isinstance(metadata, dict) else {}), "updated": now(), **more}
-    try:
-        return write_json_atomic(path, metadata)
-    except OSError:  # a full disk, or a folder made read-only, may still let the file be overwritten
-        return _overwrite(path, metadata)
-
-
-def _overwrite(path: Path, value: Any) -> Path:
-    with open(path, "r+", encoding="utf-8", newline="\n") as file:
-        file.write(json.dumps(value, indent=2) + "\n")
-        file.truncate()
-    return path
+        return {}
+    return metadata if isinstance(metadata, dict) else {}
 
 
 def latest_run(output_dir: str | Path = "runs") -> Path:
@@ -69,13 +72,12 @@ def latest_run(output_dir: str | Path = "runs") -> Path:
 
 
 def _started(run_dir: Path) -> tuple[str, int]:
-    """When a run began: by its own word, to the second, and by its file, which a copy may not keep."""
-    path = run_dir / METADATA
+    """The start of a run by its metadata, to the second, then by its config file, whose time a copy may not keep."""
     try:
-        metadata, changed = json.loads(path.read_text(encoding="utf-8")), (run_dir / "config.yaml").stat().st_mtime_ns
-    except (OSError, ValueError):
-        return "", 0
-    return str(metadata.get("started", "") if isinstance(metadata, dict) else ""), changed
+        changed = (run_dir / "config.yaml").stat().st_mtime_ns
+    except OSError:
+        changed = 0
+    return str(_read_metadata(run_dir / METADATA).get("started", "")), changed
 
 
 def now() -> str:
@@ -95,6 +97,23 @@ def package_versions() -> dict[str, str]:
     return {"python": platform.python_version(), "rl_training": package_version() or "unknown", **installed}
 
 
+def installation_report() -> dict[str, str]:
+    """Versions, devices, threads, backends and the extras that are not installed, each in one line."""
+    import torch  # here: the commands that only look for a run need none of it
+
+    gpus = [f"cuda:{i} ({torch.cuda.get_device_name(i)})" for i in range(torch.cuda.device_count())]
+    omp = os.environ.get("OMP_NUM_THREADS", "not set")
+    optional = [name for name, module in (("ale", "ale_py"), ("envpool", "envpool")) if find_spec(module)]
+    missing = [f"rl-training[{extra}]" for extra, module in EXTRAS.items() if find_spec(module) is None]
+    return {
+        **package_versions(),
+        "devices": ", ".join(["cpu", *gpus]),
+        "threads": f"torch {torch.get_num_threads()}, cores {os.cpu_count()}, OMP_NUM_THREADS {omp}",
+        "backends": ", ".join(["sync", "async", "vector", *optional]),
+        **({"not installed": ", ".join(missing)} if missing else {}),
+    }
+
+
 def git_state(directory: Path) -> dict[str, Any] | None:
     """Commit and dirty flag of the work tree around `directory`; None outside one or without git."""
     commit = _git(directory, "rev-parse", "HEAD")
@@ -105,7 +124,7 @@ def git_state(directory: Path) -> dict[str, Any] | None:
 
 
 def _git(directory: Path, *arguments: str) -> str | None:
-    # fsmonitor is a program that the repository names: reading its state must not run it. Nor take its lock.
+    # fsmonitor is a program that the repository's config names: reading the state must not run it, nor take a lock.
     command = ["git", "-c", "core.fsmonitor=false", "--no-optional-locks", "-C", str(directory), *arguments]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=2, stdin=subprocess.DEVNULL, check=False)
@@ -114,32 +133,5 @@ def _git(directory: Path, *arguments: str) -> str | None:
     return done.stdout.strip() if done.returncode == 0 else None
 
 
-def write_text_atomic(path: Path, text: str) -> Path:
-    """Readers see the old content or the new one, also after a crash."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with open(temporary, "w", encoding="utf-8", newline="\n") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    sync_directory(path.parent)
-    return path
-
-
 def write_json_atomic(path: Path, value: Any) -> Path:
     return write_text_atomic(path, json.dumps(value, indent=2) + "\n")
-
-
-def sync_directory(directory: Path) -> None:
-    """Make renames in `directory` last."""
-    if os.name == "posix":  # elsewhere a directory cannot be opened
-        descriptor = os.open(directory, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)

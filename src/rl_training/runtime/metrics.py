@@ -1,4 +1,4 @@
-"""The numbers of a run: `metrics.jsonl`, TensorBoard, and Weights & Biases if asked for."""
+"""The metrics of a run: their means, and their log in `metrics.jsonl`, TensorBoard and Weights & Biases."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ class TrainingDiverged(FloatingPointError):
 
 
 def check_finite(metrics: Mapping[str, float], step: int) -> None:
-    """Refuse to go on from a NaN or infinite metric; hand in only what must be finite."""
+    """Raise TrainingDiverged for a NaN or infinite metric."""
     for name, value in metrics.items():
         if not math.isfinite(value):
             raise TrainingDiverged(step, name, float(value))
 
 
 def over_tasks(each: Mapping[str, Metrics]) -> Metrics:
-    """The means over all tasks, and where there are several also each one's own numbers, as `name/task`."""
+    """The means over all tasks and, if there are several, the metrics of each as `name/task`."""
     names = dict.fromkeys(name for metrics in each.values() for name in metrics)  # in order; not every task has all
     means = {name: fmean(metrics[name] for metrics in each.values() if name in metrics) for name in names}
     if len(each) == 1:
@@ -53,18 +53,17 @@ def of_task(name: str, task: str) -> str:
 
 
 def is_of_task(name: str) -> bool:
-    """Whether a metric is one task's own: no other metric has a slash in its name."""
+    """Whether a metric belongs to one task: no other metric has a slash in its name."""
     return "/" in name
 
 
 class RunningMeans:
     """Means of the update metrics since the last log line, each over the updates that reported it.
 
-    A list of tensors stays where it is until its mean is asked for, or many have gathered: to read a number from a
-    device is to wait for it.
+    Tensors are read when a mean is needed or many are waiting, because reading one waits for the device.
     """
 
-    PATIENCE = 1024  # tensors
+    MAX_WAITING = 1024  # tensors
 
     def __init__(self) -> None:
         self._sums: dict[str, float] = {}
@@ -72,7 +71,7 @@ class RunningMeans:
         self._waiting: list[tuple[str, Tensor]] = []
 
     def add(self, reports: Reports) -> Metrics:
-        """Take reports in; gives what became known by it, for a check."""
+        """Add reports, and return the values that became known, for a check."""
         known = {}
         for name, value in reports.items():
             if isinstance(value, list):
@@ -80,14 +79,14 @@ class RunningMeans:
             else:
                 self._add(name, float(value))
                 known[name] = float(value)
-        return known | self.read() if len(self._waiting) > self.PATIENCE else known
+        return known | self.read() if len(self._waiting) > self.MAX_WAITING else known
 
     def _add(self, name: str, value: float) -> None:
         self._sums[name] = self._sums.get(name, 0.0) + value
         self._counts[name] = self._counts.get(name, 0) + 1
 
     def read(self) -> Metrics:
-        """Wait for the tensors, all at once; gives the sums of all that is known."""
+        """Read all waiting tensors at once, and return the sums."""
         if self._waiting:
             values = torch.stack([tensor for _, tensor in self._waiting]).tolist()
             for (name, _), value in zip(self._waiting, values, strict=True):
@@ -111,8 +110,7 @@ class RunningMeans:
 
 
 def tensorboard_tag(name: str, schedule_names: Collection[str], hyperparameter_names: Collection[str] = ()) -> str:
-    """The group under which TensorBoard shows a metric: schedule/ (a hyperparameter that varies), hyperparameter/ (one
-    that does not), eval/, loss/, time/ or train/."""
+    """A metric with its group: schedule/ (a scalar that varies), hyperparameter/, eval/, loss/, time/ or train/."""
     if name in schedule_names:
         return f"schedule/{name}"
     if name in hyperparameter_names:
@@ -128,13 +126,12 @@ def tensorboard_tag(name: str, schedule_names: Collection[str], hyperparameter_n
 
 
 def is_loss(name: str) -> bool:
-    """Whether a metric is a loss, of the whole run or of one task."""
     name = name.partition("/")[0]
     return name == "loss" or name.endswith("_loss") or name.startswith("loss_")
 
 
 class LogFile:
-    """A file to append to. What cannot be written waits for the next flush, with one warning: a log costs no run."""
+    """A file to append to. A failed write is repeated by the next flush, with one warning: a log must not end a run."""
 
     def __init__(self, path: Path, mode: str) -> None:
         self.path = path
@@ -154,7 +151,7 @@ class LogFile:
             if not self._warned:
                 self._warned = True
                 cause = error.strerror or error
-                warnings.warn(f"{self.path} cannot be written ({cause}); training goes on", stacklevel=2)
+                warnings.warn(f"{self.path} cannot be written ({cause}); training continues", stacklevel=2)
 
     @property
     def closed(self) -> bool:
@@ -167,7 +164,7 @@ class LogFile:
 
 
 class MetricsLog:
-    """Writes each record once to every sink; files are opened once and flushed every few seconds."""
+    """Writes each record to all logs; files are flushed every few seconds."""
 
     def __init__(
         self,
@@ -177,12 +174,12 @@ class MetricsLog:
         hyperparameter_names: Collection[str] = (),
         wandb: dict[str, Any] | None = None,
     ) -> None:
-        """`schedule_names`: the hyperparameters that vary; `hyperparameter_names`: all that have a value."""
+        """`schedule_names`: the hyperparameters that vary; `hyperparameter_names`: all scalars that are not off."""
         run_dir = Path(run_dir)
         run_dir.mkdir(parents=True, exist_ok=True)
         self._schedule_names, self._hyperparameter_names = frozenset(schedule_names), frozenset(hyperparameter_names)
         self.path = run_dir / "metrics.jsonl"
-        # Weights & Biases first: it is the one that may be missing, and nothing has been written yet.
+        # Weights & Biases first: it may be missing, and nothing has been written yet.
         self._wandb = import_wandb().init(dir=str(run_dir), **wandb) if wandb is not None else None
         if self.path.exists():
             raise FileExistsError(f"{self.path} belongs to an earlier run; resume that run or choose another folder")
@@ -191,7 +188,7 @@ class MetricsLog:
         self._flushed = time.monotonic()
 
     def write(self, metrics: Mapping[str, float]) -> None:
-        """One line; `metrics` has `global_step`."""
+        """Write one record, which must have `global_step`."""
         step = int(metrics["global_step"])
         clean = {name: _plain(value) for name, value in metrics.items()}
         self._file.write(json.dumps(clean, allow_nan=False).encode() + b"\n")
@@ -227,7 +224,6 @@ class MetricsLog:
 
 
 def open_events(directory: Path) -> EventFile | TorchEventFile:
-    """The lighter of the two ways to write TensorBoard's events that this TensorBoard has."""
     try:
         return EventFile(directory)
     except ImportError:
@@ -235,7 +231,7 @@ def open_events(directory: Path) -> EventFile | TorchEventFile:
 
 
 class TorchEventFile:
-    """A TensorBoard event file through torch's public writer, which costs a thread and a slow import."""
+    """A TensorBoard event file by torch's public writer, which needs a thread and a slow import."""
 
     def __init__(self, directory: Path) -> None:
         from torch.utils.tensorboard import SummaryWriter
@@ -254,9 +250,9 @@ class TorchEventFile:
 
 
 class EventFile:
-    """A TensorBoard event file through TensorBoard's own records. TensorBoard names a run after the file's folder.
+    """A TensorBoard event file by TensorBoard's own RecordWriter; ImportError if this TensorBoard does not have it.
 
-    Its EventFileWriter costs a thread and, where TensorFlow is installed, seconds of import; torch's costs more still.
+    EventFileWriter would need a thread and, if TensorFlow is installed, seconds of import.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -287,7 +283,7 @@ class EventFile:
 
 
 def _plain(value: Any) -> float | int | str | None:
-    """A JSON value: numpy and 0-d tensor scalars become Python's, what is not finite becomes null."""
+    """A JSON value: scalars of numpy and torch become Python's, and those that are not finite None."""
     if not isinstance(value, int | float | str | None):
         value = value.item()
     return None if isinstance(value, float) and not math.isfinite(value) else value

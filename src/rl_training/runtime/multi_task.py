@@ -1,4 +1,4 @@
-"""The loop over several tasks: step each that is active, store the step in the task's replay, learn from all."""
+"""The loop over several tasks: step each active one, store the step in the task's replay, learn from all replays."""
 
 from __future__ import annotations
 
@@ -9,22 +9,21 @@ from rl_training.config import TrainConfig
 from rl_training.data.replay import Replay
 from rl_training.runtime.metrics import of_task
 from rl_training.runtime.off_policy import make_replay
+from rl_training.runtime.outcome import TrainResult
 from rl_training.runtime.recipe import Recipe
-from rl_training.runtime.run import TrainingRun, TrainResult
+from rl_training.runtime.run import TrainingRun
 from rl_training.types import Reports
 
 
 class MultiTaskLearner(Protocol):
-    """Learns several tasks at once, which it knows by their numbers. If it has `note_scores(dict[int, float])`, that is
-    called with the mean return of every task after an evaluation."""
+    """Learns several tasks at once, identified by their numbers. Its `note_scores(dict[int, float])`, if it has one, is
+    called after an evaluation with the mean return of every task."""
 
     def active(self, task: int) -> bool:
         """Whether the task still needs new experience."""
-        ...
 
     def learn(self, replays: Sequence[Replay]) -> Reports:
         """Called after every step of the active tasks, with the replays of all."""
-        ...
 
 
 def run_multi_task(config: TrainConfig, recipe: Recipe, **options: Any) -> TrainResult:
@@ -57,7 +56,7 @@ def replay_name(task: int) -> str:
 
 
 def report_scores(run: TrainingRun) -> None:
-    """A callback, so that a checkpoint of this step holds what the learner made of the scores."""
+    """A callback, so that a checkpoint of this step holds the learner with these scores."""
     if run.just_evaluated:
         names, metric = run.source.names, "eval_return_mean"
         keys = [of_task(metric, name) for name in names] if len(names) > 1 else [metric]

@@ -1,4 +1,4 @@
-"""The replay loop: step every environment once, store the step, learn from what is stored."""
+"""The replay loop: step every environment once, store the step, learn from the replay."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from rl_training.config import InputError, TrainConfig
 from rl_training.data.machine import usable_bytes
 from rl_training.data.replay import Replay
 from rl_training.data.replay_layout import replay_bytes
+from rl_training.runtime.outcome import TrainResult
 from rl_training.runtime.recipe import Recipe
-from rl_training.runtime.run import TrainingRun, TrainResult
+from rl_training.runtime.run import TrainingRun
 
 
 def run_off_policy(config: TrainConfig, recipe: Recipe, **options: Any) -> TrainResult:
@@ -36,19 +37,17 @@ def keep_replay(run: TrainingRun) -> None:
 
 
 def make_replay(run: TrainingRun, task: int = 0) -> Replay:
-    """The replay of a task; an error where it would not fit into memory."""
+    """The replay of a task; an InputError if it would not fit into memory."""
     learner, spaces = cast(ReplayLearner, run.learner), run.source.spaces[task]
-    # Of a Dict with stacked entries every observation is kept whole: the entries may differ in what they stack.
+    # Observations with several entries are stored whole: their entries may stack different numbers of frames.
     stack = spaces.frame_stack if isinstance(spaces.observation, gym.spaces.Box) else 1
     capacity, num_envs, usable = learner.hp.buffer_capacity, run.config.num_envs, usable_bytes()
     kind: dict[str, Any] = {"frame_stack": stack, "prioritized": learner.prioritized}
     fields = run.fields[task]
     observations, needed = replay_bytes(capacity, num_envs, fields, **kind)
     if usable is not None and needed > usable:
-        raise InputError(
-            f"buffer_capacity: {capacity:,} steps take {needed / 1e9:,.1f} GB, and there are {usable / 1e9:,.1f} "
-            "GB of memory: lower it"
-        )
+        size, memory = f"{needed / 1e9:,.1f} GB", f"{usable / 1e9:,.1f} GB of memory"
+        raise InputError(f"buffer_capacity: {capacity:,} steps take {size}, and there are {memory}: lower it")
     on_device = isinstance(spaces.observation, gym.spaces.Box) and fits_on(learner.device, observations)
     device = learner.device if on_device else None
     return Replay(capacity, num_envs, fields, **kind, device=device, scaling=run.source.normalizers[task])

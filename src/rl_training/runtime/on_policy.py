@@ -6,8 +6,9 @@ from typing import Any, cast
 
 from rl_training.algorithms.actor_critic import ActorCriticLearner
 from rl_training.config import TrainConfig
+from rl_training.runtime.outcome import TrainResult
 from rl_training.runtime.recipe import Recipe
-from rl_training.runtime.run import TrainingRun, TrainResult
+from rl_training.runtime.run import TrainingRun
 
 
 def run_on_policy(config: TrainConfig, recipe: Recipe, **options: Any) -> TrainResult:

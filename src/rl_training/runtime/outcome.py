@@ -13,7 +13,7 @@ class TrainResult:
     run_dir: Path
     checkpoint_path: Path
     metrics: Metrics
-    schedules_end: int | None = None  # the step from which every schedule holds its last value; None: there are none
+    schedules_end: int | None = None  # the step at which the schedules have ended; None: there are none
 
 
 class TrainingFailed(RuntimeError):

@@ -1,4 +1,4 @@
-"""What a run spends its time on: collecting, learning, compiling, evaluating, saving."""
+"""The phases of a run: collecting, learning, compiling, evaluating, saving."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ class Phases:
     """A clock for each phase. One thread enters phases, another may read the clocks at any time."""
 
     def __init__(self) -> None:
-        self._current = ("starting", time.monotonic())  # one tuple, so that a reader never sees half a change
+        self._current = ("starting", time.monotonic())  # one tuple, so that a reader sees both or none of a change
         self._seconds: dict[str, float] = {}
 
     def enter(self, phase: str) -> str:
-        """Begin `phase` and return the one that ends. Loops call this at every step, so it does little."""
+        """Begin `phase` and return the one that ends; loops call this at every step."""
         before, began = self._current
         if phase != before:
             now = time.monotonic()
@@ -36,12 +36,12 @@ class Phases:
 
     @property
     def current(self) -> tuple[str, float]:
-        """The phase under way, and the seconds since it began."""
+        """The current phase, and the seconds since it began."""
         phase, began = self._current
         return phase, time.monotonic() - began
 
     def seconds(self) -> dict[str, float]:
-        """Seconds spent in each phase so far, without the phase under way."""
+        """Seconds spent in each phase so far, without the current one."""
         return dict(self._seconds)
 
 
@@ -54,19 +54,19 @@ def shares(now: Mapping[str, float], before: Mapping[str, float]) -> dict[str, f
 
 @contextlib.contextmanager
 def compilation_phase(phases: Phases) -> Iterator[None]:
-    """Have `phases` count the time in which numba compiles; what it reads from its cache is not compiled."""
-    if "numba" not in sys.modules:  # nothing of this run is compiled, and the import takes a second
+    """Count the time in which numba compiles (functions from its cache are not compiled) as a phase."""
+    if "numba" not in sys.modules:  # this run compiles nothing, and the import takes a second
         yield
         return
     try:
-        from numba.core import event  # not public: without it, compiling counts as the phase it happens in
+        from numba.core import event  # not public: without it, compiling counts as part of another phase
     except ImportError:
         yield
         return
 
     class Compilation(event.Listener):  # type: ignore[misc]
         def __init__(self) -> None:
-            self.interrupted: list[str] = []  # the phases to return to: a function compiles those it calls
+            self.interrupted: list[str] = []  # phases to return to; nested, as a function compiles those it calls
 
         def on_start(self, _: Any) -> None:
             self.interrupted.append(phases.enter("compiling"))

@@ -1,4 +1,4 @@
-"""A trained policy, alone: from observations to actions, without an environment or a training run."""
+"""A trained policy: from observations to actions, without an environment or a training run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rl_training.types import Array, Memory, Observation
 
 
 class Policy:
-    """`policy.act(obs)` takes what the environment shows and returns what it takes, for one or for N environments."""
+    """`policy.act(obs)` returns the environment's action for its observation, for one or for N environments."""
 
     def __init__(
         self,
@@ -31,8 +31,8 @@ class Policy:
         self.memory: Memory = {}
 
     def reset(self, rows: Array | None = None) -> None:
-        """Forget what a recurrent policy remembers: call it where an episode begins. rows: of these environments only,
-        as a mask [N] or their numbers."""
+        """Clear the memory of a recurrent policy, at the beginning of an episode. rows: of these environments only, as
+        a mask [N] or their numbers."""
         self.memory = {} if rows is None else reset_rows(self.memory, rows)
 
     def act(self, obs: Any, *, deterministic: bool = True) -> Any:

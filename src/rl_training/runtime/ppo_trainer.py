@@ -1,4 +1,4 @@
-"""PPO, assembled: an actor-critic for the spaces at hand, run on-policy."""
+"""The recipe of PPO: an actor-critic, trained by the on-policy loop."""
 
 from __future__ import annotations
 

@@ -1,34 +1,64 @@
-"""What the schedules of a config will do, before training: a table, a plot in the terminal, a picture."""
+"""What the schedules of a run will do: warnings, a table, a plot in the terminal, a PNG file."""
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 from rl_training.config import InputError
-from rl_training.runtime.controls import Controls
+from rl_training.runtime.controls import Controls, value_at
+from rl_training.runtime.hyperparameters import is_given
 
 QUARTERS = (0, 25, 50, 75, 100)
 COLUMNS = (*(f"{percent}%" for percent in QUARTERS), "min", "max")
 _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # of a braille character, by row and column
 
 
-def values_at(controls: Controls, name: str, steps: list[int]) -> list[float]:
-    return [getattr(controls.at(step), name) for step in steps]
+def scheduled_values(controls: Controls, name: str, steps: list[int]) -> list[float]:
+    declared, schedule = controls.declared[name], controls.schedules[name]
+    return [value_at(declared, schedule, step, controls.horizon) for step in steps]
+
+
+def extremes(controls: Controls, name: str) -> tuple[float, float]:
+    """The minimum and the maximum of a scalar over the horizon."""
+    values = scheduled_values(controls, name, controls.schedules[name].critical_steps(controls.horizon))
+    return min(values), max(values)
+
+
+def schedule_warnings(controls: Controls) -> list[str]:
+    """Schedules of the config that change nothing, or do not reach their end: allowed, but probably mistakes."""
+    lines = []
+    for name in sorted(name for name in controls.varying if is_given(name, controls.kwargs)):
+        low, high = extremes(controls, name)
+        if math.isclose(low, high, rel_tol=1e-9):
+            lines.append(f"{name} is scheduled, but stays {low:g} from the first step to the last: give another end")
+        elif (part := controls.schedules[name].overrun(controls.horizon)) is not None:
+            (value,) = scheduled_values(controls, name, [controls.horizon - 1])
+            lines.append(f"{name}: {part}, the run only {controls.horizon:,}: it comes no further than {value:g}")
+    return lines
+
+
+def idle_learning_rates(controls: Controls, step: int) -> list[str]:
+    """The learning rates that are 0 from `step` to the end of the run."""
+    schedules, overrides = controls.schedules, controls.overrides
+    rates = [name for name in schedules if name.endswith("learning_rate") and name not in overrides]
+    idle = [name for name in rates if schedules[name].is_zero_from(step, controls.horizon)]
+    return idle + [name for name, value in overrides.items() if name.endswith("learning_rate") and value == 0]
 
 
 def table(controls: Controls) -> list[tuple[str, list[float]]]:
-    """Every scheduled scalar at 0, 25, 50, 75 and 100 % of the horizon, its least value and its greatest.
+    """Every scheduled scalar at 0, 25, 50, 75 and 100 % of the horizon, its minimum and its maximum.
 
-    The quarters alone would show a cycle only where it is at rest.
+    Without these two, a cycle whose period is a quarter of the horizon would seem constant.
     """
     steps = [round((controls.horizon - 1) * percent / 100) for percent in QUARTERS]
-    return [(name, [*values_at(controls, name, steps), *controls.extremes(name)]) for name in controls.varying]
+    return [(name, [*scheduled_values(controls, name, steps), *extremes(controls, name)]) for name in controls.varying]
 
 
 def plot(values: list[float], *, width: int = 60, height: int = 8) -> list[str]:
-    """A line chart in braille, `height` lines of `width` characters behind the labels of the axis.
+    """A line chart of evenly spaced values in braille: `height` lines of `width` characters after the axis labels.
 
-    `values` are spread evenly over the width; two dots fit into a character's width, four into its height.
+    A character is two dots wide and four dots high.
     """
     low, high = min(values), max(values)
     columns, rows = 2 * width, 4 * height
@@ -37,7 +67,8 @@ def plot(values: list[float], *, width: int = 60, height: int = 8) -> list[str]:
     for x in range(columns):
         value = values[round(x * (len(values) - 1) / (columns - 1))]
         y = rows - 1 - round((value - low) / (high - low) * (rows - 1)) if high > low else rows // 2
-        for dot in range(min(y, y if previous is None else previous), max(y, y if previous is None else previous) + 1):
+        previous = y if previous is None else previous
+        for dot in range(min(y, previous), max(y, previous) + 1):
             cells[dot // 4][x // 2] |= _DOTS[dot % 4][x % 2]
         previous = y
     labels = {0: f"{high:.4g}", height - 1: f"{low:.4g}"}
@@ -46,14 +77,13 @@ def plot(values: list[float], *, width: int = 60, height: int = 8) -> list[str]:
 
 def axis(horizon: int, *, width: int = 60) -> str:
     """The line below a plot: the env steps at its left and right end."""
-    end = f"{horizon:,} env steps"
-    return f"{'':>12}0{end:>{width - 1}}"
+    return f"{'':>12}0{f'{horizon:,} env steps':>{width - 1}}"
 
 
 def sampled(controls: Controls, name: str, points: int = 600) -> tuple[list[int], list[float]]:
     last = controls.horizon - 1
     steps = sorted({round(last * i / (points - 1)) for i in range(points)})
-    return steps, values_at(controls, name, steps)
+    return steps, scheduled_values(controls, name, steps)
 
 
 def save_png(controls: Controls, path: Path) -> None:

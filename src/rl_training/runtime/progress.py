@@ -1,4 +1,4 @@
-"""What a run shows while it trains: a live display on a terminal, aligned lines elsewhere, or nothing."""
+"""The progress display of a run: live on a terminal, aligned lines elsewhere, or nothing."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from rl_training.runtime.metrics import is_loss, is_of_task, of_task
 from rl_training.runtime.phases import Phases, compilation_phase, shares
 from rl_training.types import Metrics
 
-REFRESH_SECONDS = 1.0  # a drawing takes about 7 ms: below 1 % of the time
-QUIET_SECONDS = 30.0  # after which plain output says that the run is alive
+REFRESH_SECONDS = 1.0  # drawing takes about 7 ms: below 1 % of the time
+QUIET_SECONDS = 30.0  # without output, after which plain progress prints a line
 SPEED_WINDOW = 30.0  # seconds over which steps per second are measured
 PHASE_WINDOW = 5.0  # seconds over which the shares of the phases are measured
-LEAST_SHARE = 0.01  # of a phase that is shown
-MESSAGE_SECONDS = 0.5  # for which a message waits for a drawing to end
+LEAST_SHARE = 0.01  # phases with a smaller share of the time are not shown
+MESSAGE_SECONDS = 0.5  # a message waits at most this long for a drawing to end
 MAX_ROWS = 8  # in a column of the live display
 LINE_CELLS = 2  # of a group in a plain line
-TASK_RETURN = of_task("train_return_mean", "")  # beginning of the metrics that the tasks of a run have
+TASK_RETURN = of_task("train_return_mean", "")  # prefix of the returns of single tasks
 RETURNS = {"train": "train_return_mean", "eval": "eval_return_mean"}
 
-# Held while anything is drawn. A fork waits for it: the new process would inherit the locks of a drawing that its own
-# copy of the drawing thread, which does not exist, never releases.
+# Held while drawing. A fork waits for it: the new process would inherit the locks of a drawing, but not the thread that
+# releases them.
 _drawing = threading.RLock()
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(before=_drawing.acquire, after_in_parent=_drawing.release, after_in_child=_drawing.release)
 
 
 class Mark(NamedTuple):
-    """Where the run was at a time."""
+    """The state of the run at one time."""
 
     time: float
     step: int
@@ -44,7 +44,7 @@ class Mark(NamedTuple):
 
 
 class LastingStream:
-    """A stream whose end does not end the run: once nobody reads it any more, what is written goes nowhere."""
+    """A stream that ignores writes once its terminal or pipe is closed, so that the run does not end with it."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream, self._lost = stream, False
@@ -76,33 +76,31 @@ class LastingStream:
 
 
 class Progress:
-    """The silent one, and what the others share: the clock, the speed, the phases, the last metrics.
+    """The silent display, and the base of the others: clock, speed, phases, last metrics.
 
-    The run writes `step` and enters `phases` as often as it likes; a thread calls `tick` once a second, so that the
-    display moves in the middle of a long update too.
+    The run writes `step` and enters `phases`; a thread calls `tick` once a second, so that the display is also updated
+    during a long update.
     """
 
-    ticks = False  # whether there is something to do once a second
+    ticks = False  # whether `tick` does anything
 
     def __init__(self, *, schedule_names: Collection[str] = (), stream: TextIO | None = None) -> None:
         self.schedule_names = tuple(schedule_names)
         self.stream: Any = LastingStream(stream if stream is not None else sys.stdout)
-        self.title, self.total, self.step = "", 0, 0
         self.metrics: Metrics = {}
-        self.phases = Phases()
-        self._started = time.monotonic()
-        self._first = Mark(self._started, 0, {})
-        self._marks = deque([self._first])
         self._closing = contextlib.ExitStack()
         self._waiting: deque[str] = deque()  # messages
+        self._reset(0, "", 0)
+
+    def _reset(self, total: int, title: str, step: int) -> None:
+        self.total, self.title, self.step = total, title, step
+        self.phases = Phases()
+        self._first = Mark(time.monotonic(), step, {})
+        self._marks = deque([self._first])
 
     def start(self, total: int, title: str, step: int = 0) -> None:
         """`step`: where a resumed run begins."""
-        self.total, self.title, self.step = total, title, step
-        self.phases = Phases()
-        self._started = time.monotonic()
-        self._first = Mark(self._started, step, {})
-        self._marks = deque([self._first])
+        self._reset(total, title, step)
         self._closing.enter_context(compilation_phase(self.phases))
         if self.ticks:
             self._start_thread()
@@ -111,7 +109,7 @@ class Progress:
         done = threading.Event()
 
         def tick_until_done() -> None:
-            with contextlib.suppress(OSError, ValueError):  # the stream is closed: whoever writes next is told
+            with contextlib.suppress(OSError, ValueError):  # the stream is closed: the next writer raises the error
                 while not done.wait(REFRESH_SECONDS):
                     with _drawing:
                         self._show_waiting()
@@ -123,17 +121,17 @@ class Progress:
         self._closing.callback(done.set)
 
     def tick(self) -> None:
-        """Called once a second, by a thread of its own."""
+        """Redraw; called once a second by a separate thread."""
 
     def update(self, step: int, metrics: Mapping[str, float] | None = None, *, line: bool = True) -> None:
-        """Tell the step; with `metrics`, once per log interval, and without `line` where a message has told them."""
+        """Set the step and, once per log interval, the metrics. Without `line`, a message has shown them already."""
         self.step = step
         if metrics is not None:
-            self.metrics = {**self.metrics, **metrics}  # another dict: the thread may be reading the old one
+            self.metrics = {**self.metrics, **metrics}  # a new dict: the thread may be reading the old one
 
     def message(self, text: str) -> None:
-        """May come from a signal handler, which may have interrupted a print that the drawing thread waits for: the
-        message then waits for its turn, instead of for the thread."""
+        """Show a message, or leave it to the thread if the display is busy for long: a signal handler that calls this
+        may have interrupted a print that the thread waits for."""
         self._waiting.append(text)
         if _drawing.acquire(timeout=MESSAGE_SECONDS):
             try:
@@ -143,7 +141,7 @@ class Progress:
 
     def _show_waiting(self) -> None:
         while self._waiting:
-            with contextlib.suppress(RuntimeError):  # a handler came in the middle of a print: nothing can be printed
+            with contextlib.suppress(RuntimeError):  # a signal handler inside a print cannot print
                 self.show(self._waiting.popleft())
 
     def show(self, text: str) -> None:
@@ -161,16 +159,16 @@ class Progress:
 
     @property
     def elapsed(self) -> float:
-        return time.monotonic() - self._started
+        return time.monotonic() - self._first.time
 
     def speed(self) -> float:
-        """Steps per second of late; 0 before the first step."""
+        """Recent steps per second; 0 before the first step."""
         now = time.monotonic()
         mark = self._mark(SPEED_WINDOW)
         return (self.step - mark.step) / (now - mark.time) if now > mark.time else 0.0
 
     def _mark(self, seconds: float) -> Mark:
-        """Where the run was about so many seconds ago."""
+        """The mark of about so many seconds ago."""
         now = time.monotonic()
         if now - self._marks[-1].time >= 1.0:
             self._marks.append(Mark(now, self.step, self.phases.seconds()))
@@ -182,7 +180,7 @@ class Progress:
         return max(0, self.total - self.step) / speed if speed > 0 else None
 
     def activity(self) -> str:
-        """What the run is doing: `evaluating 0:00:12` where a phase lasts, else `learning 81%, collecting 19%`."""
+        """A long phase, `evaluating 0:00:12`, or the shares of short ones: `learning 81%, collecting 19%`."""
         phase, seconds = self.phases.current
         if seconds >= REFRESH_SECONDS:
             return f"{phase} {duration(seconds)}"
@@ -190,7 +188,7 @@ class Progress:
         return ", ".join(f"{name} {share:.0%}" for name, share in found.items() if share >= LEAST_SHARE) or phase
 
     def groups(self) -> dict[str, dict[str, float]]:
-        """The metrics that are shown, by column."""
+        """The metrics to show, by column."""
         metrics = self.metrics
         shown = {
             "return": {name: metrics.get(key, math.nan) for name, key in RETURNS.items()},
@@ -204,14 +202,10 @@ class Progress:
 
 
 class PlainProgress(Progress):
-    """One line per log interval, whose columns stay in place as long as the metrics do; and one where nothing else was
-    printed for a while."""
+    """One line per log interval, with aligned columns, and one after a while without output."""
 
     ticks = True
-
-    def __init__(self, *, schedule_names: Collection[str] = (), stream: TextIO | None = None) -> None:
-        super().__init__(schedule_names=schedule_names, stream=stream)
-        self._printed = time.monotonic()
+    _printed = 0.0  # the time of the last line
 
     def start(self, total: int, title: str, step: int = 0) -> None:
         self._print(title)
@@ -277,7 +271,7 @@ class LiveProgress(Progress):
         super().stop()
         if self._live.is_started:
             self.phases.enter("stopped")
-            self._marks = deque([self._first])  # what stays on the screen is of the whole run
+            self._marks = deque([self._first])  # the last drawing shows the means of the whole run
             self._live.refresh()
             self._live.stop()
 
@@ -344,8 +338,7 @@ def summary(
     *,
     stream: TextIO | None = None,
 ) -> None:
-    """The end of a run: what came out and where it lies, then what to type next. Lines are never folded, so that
-    paths and commands can be copied."""
+    """Print the results of a run and the next commands. Lines are not folded, so that paths can be copied."""
     stream = stream if stream is not None else sys.stdout
     known = {name: text for name, text in facts.items() if text is not None}
     commands = commands or {}
@@ -357,7 +350,7 @@ def summary(
 
 
 def number(value: float | None) -> str:
-    """At most nine characters with four digits that count; None is a hyperparameter that is switched off."""
+    """At most nine characters with four significant digits; None is a hyperparameter that is switched off."""
     if value is None:
         return "off"
     if math.isnan(value):

@@ -1,4 +1,4 @@
-"""Where random numbers come from: one named stream per use, all decided by the seed of the run."""
+"""Random numbers: one named stream per use, all derived from the seed of the run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ STREAMS = ("model", "learner", "environments", "evaluation", "process")
 
 
 def seed_of(seed: int, stream: str, task: int = 0) -> int:
-    """A 32-bit seed for one use, so that no two uses share a stream and none depends on how much another draws."""
+    """A 32-bit seed for one stream. No two uses share a stream, so none depends on the draws of another."""
     sequence = np.random.SeedSequence(seed, spawn_key=(STREAMS.index(stream), *([task] if task else [])))
     return int(sequence.generate_state(1)[0])
 
@@ -26,7 +26,7 @@ def generator(seed: int, stream: str) -> np.random.Generator:
 
 
 def global_state() -> State:
-    """The process-wide generators: see seed_process."""
+    """The state of the process-wide generators: see seed_process."""
     version, internal, gauss = random.getstate()
     kind, keys, *rest = np.random.get_state(legacy=True)
     return {
@@ -45,7 +45,7 @@ def set_global_state(state: State) -> None:
 
 @contextlib.contextmanager
 def own_global_state(seed: int) -> Iterator[None]:
-    """Inside, the process-wide generators begin at `seed`; what comes after draws what it would have drawn."""
+    """Seed the process-wide generators inside, and restore their state after."""
     state = global_state()
     seed_process(seed)
     try:

@@ -1,4 +1,4 @@
-"""Recipes: all there is to know about an algorithm."""
+"""Recipes: what an algorithm consists of, and which environments it can train in."""
 
 from __future__ import annotations
 
@@ -20,25 +20,24 @@ class Recipe:
     hyperparameters: type
     actor: Callable[..., Any]  # (spaces, hp, *, device) -> Actor; multi_task: spaces of all tasks, see `actor_of`
     learner: Callable[..., Learner]  # (actor, hp, *, rng)
-    fields: Callable[[Spaces, Any], Fields]  # (spaces, hp): what a step holds, see data.fields
+    fields: Callable[[Spaces, Any], Fields]  # (spaces, hp): the entries of a step, see data.fields
     box_actions: BoxActions = "clip"
     multi_task: bool = False  # whether it takes several environments: see runtime.multi_task
     two_players: bool = False  # whether it knows that the state after a move is the other player's
-    normalizes: tuple[str, ...] = ()  # wrappers that are on where the config does not say; never on Atari
-    raw_steps: bool = False  # whether steps are stored as they come and normalised when drawn: see EnvRunner
+    normalizes: tuple[str, ...] = ()  # wrappers that are on by default; never on Atari
+    num_envs: int = 8  # by default
+    raw_steps: bool = False  # whether steps are stored as observed and normalised when sampled: see EnvRunner
     random_start: bool = False  # whether actions are uniformly random before `learning_starts`
     actions: str = "Discrete, MultiDiscrete, MultiBinary, Box"
     observations: str = "Box (vectors, images), Discrete, MultiDiscrete, MultiBinary, Dict, Tuple"
 
-    num_envs: int = 8  # where the config does not say
-
     def actor_of(self, actor: Any, task: int) -> Any:
-        """What plays in one task."""
+        """The actor of one task."""
         return actor.for_task(task) if self.multi_task else actor
 
 
 def trainer(loop: Callable[..., TrainResult], recipe: Recipe) -> Callable[..., TrainResult]:
-    """The function that trains an algorithm by a loop: `train(config, run_suffix=..., callbacks=...)`."""
+    """The function that trains an algorithm with a loop: `train(config, run_suffix=..., callbacks=...)`."""
 
     def train(
         config: TrainConfig, *, run_suffix: str | None = None, callbacks: Sequence[Callback] = (), **options: Any

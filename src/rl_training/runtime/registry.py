@@ -1,4 +1,4 @@
-"""The algorithms there are. A line here makes one exist: in YAML, on the command line, in the contract tests."""
+"""The table of algorithms. A line here adds one to YAML, the command line and the contract tests."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from rl_training.runtime.dqn_trainer import DQN_RECIPE, train_dqn
 from rl_training.runtime.efficientzero_trainer import EFFICIENTZERO_RECIPE, train_efficientzero
 from rl_training.runtime.gumbel_muzero_trainer import GUMBEL_MUZERO_RECIPE, train_gumbel_muzero
 from rl_training.runtime.muzero_trainer import MUZERO_RECIPE, train_muzero
+from rl_training.runtime.outcome import TrainResult
 from rl_training.runtime.ppo_trainer import PPO_RECIPE, train_ppo
 from rl_training.runtime.recipe import Recipe
-from rl_training.runtime.run import TrainResult
 from rl_training.runtime.sac_trainer import SAC_RECIPE, train_sac
 from rl_training.runtime.scalezero_trainer import SCALEZERO_RECIPE, train_scalezero
 

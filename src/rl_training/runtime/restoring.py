@@ -1,4 +1,4 @@
-"""From a checkpoint back to the parts of a run, and what a resumed run tells its user."""
+"""Restoring parts from a checkpoint, and the notes that a resumed run prints."""
 
 from __future__ import annotations
 
@@ -7,22 +7,23 @@ from bisect import bisect
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from rl_training.config import InputError
 from rl_training.data.state_check import StateMismatch, compare_state
 from rl_training.runtime.callbacks import CALLBACK
 from rl_training.runtime.checkpoints import Checkpoint, CheckpointError
 from rl_training.runtime.controls import Controls
+from rl_training.runtime.preview import idle_learning_rates
 
 if TYPE_CHECKING:
     from rl_training.runtime.run import TrainingRun
 
 
 @contextlib.contextmanager
-def reading(where: str) -> Iterator[None]:
-    """Checksums say that a checkpoint is as it was written, not that it makes sense: whatever goes wrong inside is a
-    CheckpointError, which begins with `where`."""
+def checkpoint_errors(where: str) -> Iterator[None]:
+    """Turn any error into a CheckpointError that begins with `where`.
+
+    A checkpoint with the right checksums may still have invalid content.
+    """
     try:
         yield
     except CheckpointError:
@@ -33,25 +34,25 @@ def reading(where: str) -> Iterator[None]:
 
 
 def restore_part(checkpoint: Checkpoint, name: str, part: Any) -> None:
-    """Load a part's state. One that has a `state_pattern` is compared with it first: see `compare_state`."""
+    """Load the state of a part, compared with its `state_pattern` first if it has one: see `compare_state`."""
     file = checkpoint.path / "state.json"
     if name not in checkpoint.state:
         raise CheckpointError(f"{file}: {name} is missing; use another checkpoint")
-    state = checkpoint.state.pop(name)  # not kept beside: a replay may fill half the memory
-    with reading(f"{file}: {name} cannot be restored"):
+    state = checkpoint.state.pop(name)  # a replay may fill half of the memory: keep no second reference
+    with checkpoint_errors(f"{file}: {name} cannot be restored"):
         if hasattr(part, "state_pattern"):
             compare_state(part.state_pattern(), state, name)
         part.load_state_dict(state)
 
 
 def resume_notes(run: TrainingRun) -> list[str]:
-    """What a resumed run tells its user: from where, over which horizon, and what could not be restored."""
+    """Where a run was resumed from, the horizon of its schedules, and what could not be restored."""
     if run.resume is None:
         return []
-    notes = [f"resumed from {run.resume.path} at step {run.step:,}; schedules run over {run.config.horizon:,} steps"]
-    notes += [
-        f"{name} stays at {value}, as it was set during training" for name, value in run.controls.overrides.items()
-    ]
+    path = run.resume.path
+    notes = [f"resumed from {path} at step {run.step:,}; schedules run over {run.config.horizon:,} steps"]
+    overrides = run.controls.overrides.items()
+    notes += [f"{name} stays at {value}, as it was set during training" for name, value in overrides]
     notes += idle_notes(run)
     for name, (lost, count) in run.source.not_restored().items():
         which = "all environments" if len(lost) == count else f"environments {', '.join(map(str, lost))}"
@@ -60,54 +61,37 @@ def resume_notes(run: TrainingRun) -> list[str]:
             "continuation, but not bit for bit the one that was interrupted"
         )
     unused = [name.removeprefix(CALLBACK) for name in run.resume.state if name.startswith(CALLBACK)]
-    notes += [
-        f"{run.resume.path} holds the state of a callback {name}, which this run does not have" for name in unused
-    ]
-    return notes + [missing_note(run, name) for name in run.checkpoints.missing]
-
-
-def run_facts(run: TrainingRun) -> dict[str, Any]:
-    """What `metadata.json` says of a run beside its config: where it runs, and where it came from."""
-    return {
-        "device": str(run.device),
-        "num_threads": torch.get_num_threads(),
-        **run.source.facts(),
-        "schedule_horizon": run.config.horizon,
-        "resumed_from": str(run.resume.path) if run.resume else None,
-        "resumed_at_step": run.resume.step if run.resume else None,
-    }
+    notes += [f"{path} holds the state of a callback {name}, which this run does not have" for name in unused]
+    return notes + [missing_note(run.resume, name) for name in run.checkpoints.missing]
 
 
 def idle_notes(run: TrainingRun) -> list[str]:
-    """A warning where nothing would be learned, because a learning rate has come to its end."""
+    """A warning for each learning rate that has reached 0, so that nothing more is learned."""
     total = run.config.total_timesteps
-    late = total - (total - run.step) // 10  # a rate that is 0 in the last tenth of what is to come
-    names = run.controls.idle_learning_rates(late)
+    late = total - (total - run.step) // 10  # look for rates that are 0 in the last tenth of the remaining steps
+    names = idle_learning_rates(run.controls, late)
     if not names:
         return []
     stretched = Controls.of(run.config, run.recipe.hyperparameters, horizon=total)
     stretched.overrides = run.controls.overrides
-    helps = not set(names) & set(stretched.idle_learning_rates(late))
-    remedy = (
-        "--extend stretch (from Python: extend='stretch') lets schedules run over the new total"
-        if helps
-        else "write another value in a callback, or train anew with another schedule"
-    )
+    if set(names) & set(idle_learning_rates(stretched, late)):
+        remedy = "write another value in a callback, or train anew with another schedule"
+    else:
+        remedy = "--extend stretch (from Python: extend='stretch') lets schedules run over the new total"
+    firsts = {name: _idle_from(run, name, late) for name in names}
     return [
-        f"WARNING: {name} is 0 from step {_idle_from(run, name, late):,} to step {total:,}, so nothing is learned: "
-        f"{remedy}"
-        for name in names
+        f"WARNING: {name} is 0 from step {first:,} to step {total:,}, so nothing is learned: {remedy}"
+        for name, first in firsts.items()
     ]
 
 
 def _idle_from(run: TrainingRun, name: str, late: int) -> int:
-    """The first step to come from which the learning rate is 0 to the end."""
+    """The first future step from which the learning rate is 0 to the end."""
     steps = range(run.step + 1, late + 1)
-    return steps[bisect(steps, False, key=lambda step: name in run.controls.idle_learning_rates(step))]
+    return steps[bisect(steps, False, key=lambda step: name in idle_learning_rates(run.controls, step))]
 
 
-def missing_note(run: TrainingRun, name: str) -> str:
-    assert run.resume is not None
+def missing_note(checkpoint: Checkpoint, name: str) -> str:
     if name.startswith(CALLBACK):
-        return f"{run.resume.path} holds no state of the callback {name.removeprefix(CALLBACK)}: it begins anew"
-    return f"{run.resume.path} holds no {name}: it is filled anew, so the run is valid but not the same"
+        return f"{checkpoint.path} holds no state of the callback {name.removeprefix(CALLBACK)}: it begins anew"
+    return f"{checkpoint.path} holds no {name}: it is filled anew, so the run is valid but not the same"

@@ -1,16 +1,19 @@
-"""What a run saves and when: its parts, the newest checkpoints, the best one."""
+"""The parts that a run saves and restores, and its checkpoints: the newest ones and the best."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from rl_training.config import InputError
 from rl_training.runtime.checkpoints import Checkpoint, prune_checkpoints, save_checkpoint, step_dir_name
 from rl_training.runtime.outcome import TrainingFailed
+from rl_training.runtime.randomness import global_state, set_global_state
 from rl_training.runtime.restoring import missing_note, restore_part
+from rl_training.runtime.run_folder import config_to_dict
 from rl_training.runtime.saving import Saver
-from rl_training.runtime.setup import config_to_dict
 from rl_training.types import State
 
 if TYPE_CHECKING:
@@ -20,13 +23,11 @@ IfMissing = Literal["report", "refuse"]
 
 
 class RunCheckpoints:
-    """The parts that belong to a run: saved with it and, when it is resumed, restored with it."""
-
     def __init__(self, run: TrainingRun, resume: Checkpoint | None) -> None:
         self.run, self.resume = run, resume
         self.parts: dict[str, Any] = {}
         self.not_in_best: list[str] = []
-        self.missing: list[str] = []  # parts that the checkpoint resumed from does not hold
+        self.missing: list[str] = []  # parts that the resumed checkpoint does not hold
         self.saver = Saver()
         self._newest: Path | None = None  # of those that are complete
 
@@ -42,7 +43,7 @@ class RunCheckpoints:
         else:
             self.missing.append(name)
             if self.run.entered:
-                self.run.progress.message(missing_note(self.run, name))
+                self.run.progress.message(missing_note(self.resume, name))
 
     @property
     def newest(self) -> Path | None:
@@ -56,6 +57,10 @@ class RunCheckpoints:
         paths = [self._newest, self.resume.path if self.resume else None]
         return next((path for path in paths if path is not None and path.exists()), None)
 
+    def wait_for_last_good(self) -> Path | None:
+        self.saver.join()
+        return self.last_good
+
     def failure(self, cause: str) -> TrainingFailed:
         """The error to raise where something outside the algorithm ends the run; from any thread."""
         return TrainingFailed(cause, step=self.run.step, run_dir=self.run.dir, checkpoint_path=self.last_good)
@@ -68,7 +73,7 @@ class RunCheckpoints:
         folder = run.dir / "checkpoints"
         path = folder / step_dir_name(run.step)
 
-        def written() -> None:
+        def prune() -> None:
             self._newest = path
             try:
                 prune_checkpoints(folder, run.config.keep_checkpoints)
@@ -77,7 +82,7 @@ class RunCheckpoints:
 
         if self._newest != path:
             run.check_finite(run.means.read())  # a diverged run must not replace the last good checkpoint
-            self._write(path, wait=wait, then=written)
+            self._write(path, wait=wait, then=prune)
         return path
 
     def save_best(self) -> None:
@@ -88,7 +93,7 @@ class RunCheckpoints:
     ) -> None:
         run = self.run
         run.take_writes()
-        config, info = config_to_dict(run.config, run.controls), run.info()
+        config, info = config_to_dict(run.config, run.controls), manifest_info(run)
 
         def write(state: dict[str, State]) -> None:
             try:
@@ -100,3 +105,53 @@ class RunCheckpoints:
         parts = {name: part for name, part in self.parts.items() if name not in left_out}
         with run.progress.phases.during("saving"):
             self.saver.save(parts, write, wait=wait)
+
+
+def manifest_info(run: TrainingRun) -> dict[str, Any]:
+    return {
+        "global_step": run.step,
+        "algo": run.config.algo,
+        "env_id": run.config.env_id,
+        "metrics": {name: value for name, value in run.metrics.items() if math.isfinite(value)},
+        "spaces": run.source.spaces_json(),
+    }
+
+
+class RunState:
+    """The part `run` of a checkpoint: clock, metrics, evaluations and the process-wide random generators."""
+
+    def __init__(self, run: TrainingRun) -> None:
+        self.run = run
+
+    def state_dict(self) -> State:
+        run, evaluation = self.run, self.run.evaluation
+        return {
+            "step": run.step,
+            "evaluations": evaluation.count,
+            "evaluated": evaluation.step,
+            "evaluation_due": evaluation.due,
+            "best_eval": evaluation.best,
+            "metrics": dict(run.metrics),
+            "means": run.means.state_dict(),
+            "generators": global_state(),
+        }
+
+    def state_pattern(self) -> State:
+        numbers = {"step": int, "evaluations": int, "evaluated": -1, "evaluation_due": bool, "best_eval": float}
+        means = {"sums": {str: float}, "counts": {str: int}}
+        generators = global_state() | {"python": [int, [int], float | None]}
+        return {**numbers, "metrics": {str: float}, "means": means, "generators": generators}
+
+    def load_state_dict(self, state: State) -> None:
+        run, step, evaluation = self.run, state["step"], self.run.evaluation
+        if run.resume is not None and step != run.resume.step:
+            raise InputError(f"run.step is {step:,}, but the checkpoint is of step {run.resume.step:,}")
+        if not -1 <= state["evaluated"] <= step:
+            raise InputError(f"run.evaluated is {state['evaluated']:,}, which is no step before {step:,}")
+        evaluation.count, evaluation.step = state["evaluations"], state["evaluated"]
+        evaluation.due, evaluation.best = state["evaluation_due"], state["best_eval"]
+        run.metrics = dict(state["metrics"])
+        run.means.load_state_dict(state["means"])
+        set_global_state(state["generators"])
+        run.advance(step - run.step)
+        run.recorded = run.step

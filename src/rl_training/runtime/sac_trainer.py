@@ -1,4 +1,4 @@
-"""Soft actor-critic, assembled: actor and twin critics for the spaces at hand, run on a replay."""
+"""The recipe of soft actor-critic: an actor and twin critics, trained by the replay loop."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SAC_RECIPE = Recipe(
     random_start=True,
     box_actions="scale",
     actions="Box",
-    num_envs=1,  # with more, what each gradient step learns from is older: slower per env step
+    num_envs=1,  # with more, each gradient step learns from older steps: slower per env step
 )
 
 train_sac = trainer(run_off_policy, SAC_RECIPE)

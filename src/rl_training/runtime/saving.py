@@ -1,4 +1,4 @@
-"""Saving while training goes on: what is large is held still and written by a thread, what is small is copied first."""
+"""Saving while training continues: small parts are copied, large ones are held unchanged while a thread writes them."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ class Saver:
 
     def start(self, job: Callable[[], None]) -> None:
         self.wait()
-        # Not a daemon, whoever starts it: the interpreter then ends after the job, not in the middle of it.
+        # Not a daemon, even if a daemon starts it: the interpreter then ends after the job, not in the middle of it.
         thread = threading.Thread(target=self._run, args=(job,), name="saver", daemon=False)
         thread.start()
         self._thread = thread
 
     def wait(self) -> None:
-        """Return once nothing is being saved; raise what went wrong."""
+        """Wait until nothing is being saved; raise the error of the last job."""
         self.join()
         error, self._error = self._error, None
         if error is not None:
             raise error
 
     def join(self) -> None:
-        """`wait` that leaves an error for later."""
+        """Wait until nothing is being saved, and leave an error for `wait`."""
         if self._thread is not None:
             self._thread.join()  # a signal may raise out of this: the thread is then still ours
             self._thread = None
@@ -47,10 +47,10 @@ class Saver:
             self._error = error
 
     def save(self, parts: Mapping[str, Any], write: Callable[[dict[str, State]], None], *, wait: bool) -> None:
-        """Call `write` with the state of each part, as it is now.
+        """Call `write` with the current state of each part.
 
-        A part with `hold` is too large to copy: between `hold()` and the call of what it returns, nothing changes what
-        its `state_dict` gave. Only where there is one, and nobody waits, does `write` run in the background.
+        A part with `hold` is too large to copy: after `hold()`, its `state_dict` stays unchanged until the function
+        that `hold` returned is called. With such a part and without `wait`, `write` runs in the background.
         """
         self.wait()
         held = {name for name, part in parts.items() if hasattr(part, "hold")}
@@ -74,13 +74,13 @@ class Saver:
 
         try:
             self.start(release_after)
-        except Exception:  # the system has no thread to spare
+        except Exception:  # the system cannot start a thread
             holds.close()
             raise
 
 
 def copied_state(value: Any) -> Any:
-    """The nested state in memory of its own, on the CPU, whatever happens to the original."""
+    """A copy of a nested state, on the CPU."""
     if isinstance(value, dict):
         return {key: copied_state(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""ScaleZero, assembled: one world model for the spaces of all tasks, each with environments and a replay of its own."""
+"""The recipe of ScaleZero: one world model for several tasks, each with its own environments and replay."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 from rl_training.acting.planning import planning_fields
 from rl_training.acting.scalezero import ScaleZeroActor
 from rl_training.algorithms.scalezero import ScaleZero, ScaleZeroHyperparameters
-from rl_training.config import ConfigError, Problem, TrainConfig
+from rl_training.config import ConfigError, TrainConfig
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.multi_task import run_multi_task
+from rl_training.runtime.outcome import TrainResult
 from rl_training.runtime.recipe import Recipe
-from rl_training.runtime.run import TrainResult
 
 SCALEZERO_RECIPE = Recipe(
     "scalezero",
@@ -40,11 +40,9 @@ def train_scalezero(
 
 
 def check_evaluated(config: TrainConfig) -> None:
-    """Tasks are found solved by evaluations, so there must be some on the way."""
+    """Hyperparameters that use the results of evaluations need some during training."""
     wanted = [name for name in ("target_returns", "rank_exponent") if config.algo_kwargs.get(name)]
-    if wanted and not 1 <= config.eval_interval <= config.total_timesteps:
-        message = (
-            f"looks at evaluations, and with eval_interval {config.eval_interval} there is none before the end: "
-            "set eval_interval"
-        )
-        raise ConfigError([Problem(("algo_kwargs", wanted[0]), message)])
+    interval = config.eval_interval
+    if wanted and not 1 <= interval <= config.total_timesteps:
+        message = f"uses evaluations, but with eval_interval {interval} there is none before the end: set eval_interval"
+        raise ConfigError.of(message, "algo_kwargs", wanted[0])

@@ -1,22 +1,66 @@
 """A schedule is one number as a function of the training step.
 
-Every schedule runs over `duration` (the whole horizon unless told otherwise) and then holds its last value. With L its
-length in env steps and s = min(step, L - 1), progress = s / (L - 1), so `end` is reached exactly on the last step.
-Amounts are env steps, or per cent (`50%`) of the length of the schedule they stand in.
+It runs over `duration` (default: the whole horizon) and then holds its last value. With L its length in env steps and
+s = min(step, L - 1), progress = s / (L - 1), so `end` is reached exactly on the last step. Amounts of training time are
+env steps (`20_000`), or per cent (`50%`) of the length of the schedule that contains them.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping
 from numbers import Real
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
 
-from rl_training.config import Float, Options, nearest, problems_of, shown
-from rl_training.runtime.amounts import Amount, Duration, fraction, length_of, position_of
+from rl_training.config import MOST_STEPS, Float, Options, nearest, problems_of, shown
+
+
+def _amount(value: Any) -> int | str:
+    if isinstance(value, str) and value.strip().endswith("%"):
+        try:
+            percent = float(value.strip()[:-1])
+        except ValueError:
+            percent = math.nan
+        if not 0 <= percent <= 100:
+            raise ValueError("should be a per cent from 0% to 100%")
+        return f"{percent:g}%"
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not 0 <= value < math.inf or value != int(value):
+        raise ValueError("should be a whole number of env steps, or per cent of the horizon such as 50%")
+    if value > MOST_STEPS:
+        raise ValueError(f"should be at most {MOST_STEPS:,} env steps")
+    return int(value)
+
+
+def _positive(value: Any) -> Any:
+    if value in (0, "0%"):
+        raise ValueError("should be more than 0")
+    return value
+
+
+Amount = Annotated[int | str, BeforeValidator(_amount), Field(json_schema_extra={"pattern": r"^[0-9.]+\s*%$"})]
+Duration = Annotated[Amount, AfterValidator(_positive)]
+
+
+def fraction(amount: int | str) -> float | None:
+    """0.5 for "50%"; None for a number of steps."""
+    return float(amount[:-1]) / 100 if isinstance(amount, str) else None
+
+
+def length_of(duration: int | str, horizon: int) -> int:
+    """A duration in env steps, at least 1."""
+    part = fraction(duration)
+    return max(1, round(part * horizon) if part is not None else int(duration))
+
+
+def position_of(amount: int | str, length: int) -> float:
+    """A point in time; 100% is the last step."""
+    part = fraction(amount)
+    return part * (length - 1) if part is not None else float(amount)
 
 
 class Warmup(Options):
@@ -31,9 +75,9 @@ def _warmup(value: Any) -> Any:
 
 
 class Schedule(Options):
-    """What all kinds share; a kind says `value(s, length)` and where its extremes can lie."""
+    """The base of all kinds. A kind defines `value`, and `knots` if the value is not monotone."""
 
-    needs: ClassVar[str | None] = None  # what a bare word lacks, for the error
+    needs: ClassVar[str | None] = None  # keys that the kind cannot do without, as an example for errors
 
     duration: Duration | None = Field(None, description="length; then the last value holds; default: whole horizon")
     warmup: Annotated[Warmup, BeforeValidator(_warmup)] | None = Field(None, description="ramp up from another value")
@@ -41,28 +85,84 @@ class Schedule(Options):
     def at(self, step: int, horizon: int) -> float:
         """The value in force at env step `step` of a run planned for `horizon` env steps."""
         step = min(max(step, 0), horizon - 1)
-        length = horizon if self.duration is None else length_of(self.duration, horizon)
+        length = self.length_in(horizon)
         value = self.value(min(step, length - 1), length)
         if self.warmup is None:
             return value
         share = min((step + 1) / length_of(self.warmup.steps, horizon), 1.0)
         return self.warmup.from_ + (value - self.warmup.from_) * share if share < 1 else value
 
+    def length_in(self, horizon: int) -> int:
+        return horizon if self.duration is None else length_of(self.duration, horizon)
+
     def value(self, s: int, length: int) -> float:
+        """The value at step `s` of `length`, without warm-up."""
         raise NotImplementedError  # pragma: no cover
 
     def knots(self, length: int) -> Iterator[float]:
-        """Steps between which the value is monotone."""
-        yield from (0, length - 1)
+        """Between these steps, the first and the last, the value is monotone."""
+        return iter(())
+
+    def num_steps(self, length: int) -> int:
+        """Steps until the last value is reached."""
+        return length
+
+    def check_order(self, length: int) -> None:
+        """Raise a ValueError if points are not in order of time; whether 50% is before step 400, the length decides."""
 
     @property
     def last_value(self) -> float | None:
-        """Where the next segment of a sequence may start; None if it must say so itself."""
+        """Where the next segment of a sequence starts by default; None: that segment must give its start."""
         return None
 
     @property
     def varies(self) -> bool:
         return True
+
+    def critical_steps(self, horizon: int) -> list[int]:
+        """Env steps in order, between which the value is monotone; many besides knots, as a warm-up bends the curve."""
+        length, last = self.length_in(horizon), horizon - 1
+        warmup = length_of(self.warmup.steps, horizon) if self.warmup else 0
+        grid = (round(last * i / 1024) for i in range(1025))
+        steps = {0, last, length - 1, warmup, *map(int, self.knots(length)), *grid}
+        return sorted(step for step in steps if 0 <= step <= last)
+
+    def first_violation(self, horizon: int, *, low: float, high: float) -> tuple[int, float] | None:
+        """The first env step at which the value leaves [low, high], and that value; None if it never does.
+
+        Rounding errors are allowed: values are clipped to their bounds where they are used.
+        """
+        slack = 1e-9 * max(1.0, *(abs(bound) for bound in (low, high) if math.isfinite(bound)))
+
+        def bad(step: int) -> bool:
+            value = self.at(step, horizon)
+            return not (math.isfinite(value) and low - slack <= value <= high + slack)
+
+        good = -1
+        for step in self.critical_steps(horizon):
+            if bad(step):
+                while step - good > 1:  # bisect: the value is monotone here
+                    middle = (good + step) // 2
+                    good, step = (good, middle) if bad(middle) else (middle, step)
+                return step, self.at(step, horizon)
+            good = step
+        return None
+
+    def is_zero_from(self, step: int, horizon: int) -> bool:
+        """Whether the value is 0 at `step` and at every later one."""
+        first = min(step, horizon - 1)  # past the horizon the last value holds
+        return not any(self.at(s, horizon) for s in (first, *self.critical_steps(horizon)) if s >= first)
+
+    def overrun(self, horizon: int) -> str | None:
+        """The part that lasts longer than the run, which therefore does not reach its end."""
+        warmup = length_of(self.warmup.steps, horizon) if self.warmup else 0
+        lengths = {"warm-up": warmup, "schedule": self.num_steps(self.length_in(horizon))}
+        return next((f"its {part} takes {steps:,} steps" for part, steps in lengths.items() if steps > horizon), None)
+
+    def dump(self) -> dict[str, Any]:
+        """The mapping that `parse_schedule` reads back."""
+        data = self.model_dump(mode="json", by_alias=True, exclude_none=True)
+        return {"kind": data.pop("kind"), **data}
 
 
 class Constant(Schedule):
@@ -82,7 +182,7 @@ class Constant(Schedule):
 
 
 class Decay(Schedule):
-    """From `start` to `end`; a kind says how much of `start` is left at a progress of 0 to 1."""
+    """From `start` to `end`. A kind defines the share of `start` that is left at a progress of 0 to 1."""
 
     start: Float = Field(description="value at the first step; default: the fixed value")
     end: Float = Field(0.0, description="value at the last step")
@@ -120,9 +220,7 @@ class Exponential(Decay):
     """
 
     kind: Literal["exponential"] = "exponential"
-    rate: Float | None = Field(
-        None, gt=0, le=100, description="decay rate; default: ln(start / end), or 5 where that is undefined"
-    )
+    rate: Float | None = Field(None, gt=0, le=100, description="decay rate; default: ln(start / end), 5 if undefined")
 
     def left(self, progress: float) -> float:
         rate = self.rate
@@ -155,17 +253,14 @@ class Steps(Schedule):
         return self
 
     def value(self, s: int, length: int) -> float:
-        if self.every is not None:
-            drops = s // length_of(self.every, length)
-        else:
-            drops = sum(s >= position_of(m, length) for m in self.milestones or ())
+        drops = s // length_of(self.every, length) if self.every is not None else 0
+        drops += sum(s >= position_of(milestone, length) for milestone in self.milestones or ())
         try:
             return float(self.start * self.factor**drops)
         except OverflowError:
             return math.inf
 
     def knots(self, length: int) -> Iterator[float]:
-        yield from super().knots(length)
         if self.every is not None:
             yield length_of(self.every, length)
         for milestone in self.milestones or ():
@@ -176,34 +271,27 @@ class Piecewise(Schedule):
     kind: Literal["piecewise"] = "piecewise"
     needs: ClassVar[str | None] = "points: [[0, 1.0], [50%, 0.5], [100%, 0.25]]"
     points: list[tuple[Amount, Float]] = Field(min_length=1, description="[when, value] pairs in order of time")
-    interpolation: Literal["linear", "hold"] = Field(
-        "linear", description="between points: linear, or hold the previous value"
-    )
+    interpolation: Literal["linear", "hold"] = Field("linear", description="between points; hold: the previous value")
 
     def value(self, s: int, length: int) -> float:
         times = [position_of(when, length) for when, _ in self.points]
         values = [value for _, value in self.points]
-        if s >= times[-1]:
-            return values[-1]
-        if s <= times[0]:
+        i = bisect_right(times, s)  # the first point after s
+        if i == 0:
             return values[0]
-        i = next(i for i, time in enumerate(times) if time > s)
-        if self.interpolation == "hold":
+        if i == len(times) or self.interpolation == "hold":
             return values[i - 1]
         part = (s - times[i - 1]) / (times[i] - times[i - 1])
         return values[i - 1] * (1.0 - part) + values[i] * part
 
     def knots(self, length: int) -> Iterator[float]:
-        yield from super().knots(length)
         for when, _ in self.points:
             yield math.ceil(position_of(when, length))
 
-    def disorder(self, length: int) -> str | None:
-        times = [position_of(when, length) for when, _ in self.points]
-        for (a, b), (x, y) in zip(itertools.pairwise(times), itertools.pairwise(self.points), strict=True):
-            if b <= a:
-                return f"points must be in order of time: {y[0]} does not come after {x[0]} in a run of {length} steps"
-        return None
+    def check_order(self, length: int) -> None:
+        for (a, _), (b, _) in itertools.pairwise(self.points):
+            if position_of(b, length) <= position_of(a, length):
+                raise ValueError(f"points must be in order of time: {b} does not come after {a} in {length} steps")
 
     @property
     def last_value(self) -> float:
@@ -229,7 +317,6 @@ class Cyclic(Schedule):
         return self.start * (1.0 - swing) + self.end * swing
 
     def knots(self, length: int) -> Iterator[float]:
-        yield from super().knots(length)
         period = length_of(self.period, length)
         yield from (period // 2, (period + 1) // 2, period)
 
@@ -245,20 +332,18 @@ class Sequence(Schedule):
     def _durations(self) -> Sequence:
         missing = [i for i, segment in enumerate(self.segments[:-1]) if segment.duration is None]
         if missing:
-            raise ValueError(f"segment {missing[0] + 1} needs a duration; only the last may go without")
+            raise ValueError(f"segment {missing[0] + 1} needs a duration; only the last can do without")
         total = sum(fraction(s.duration) or 0 for s in self.segments if s.duration is not None)
         if total > 1 + 1e-9:
-            raise ValueError(f"the segments last {100 * total:g}% of the horizon together; 100% is all there is")
+            raise ValueError(f"the segments together last {100 * total:g}% of the horizon; at most 100% is possible")
         return self
 
     def _spans(self, length: int) -> Iterator[tuple[int, int, Schedule]]:
         """(first step, number of steps, schedule) of each segment."""
         first = 0
-        for i, segment in enumerate(self.segments):
-            is_last = i == len(self.segments) - 1
-            rest = max(1, length - first)
-            steps = rest if segment.duration is None else length_of(segment.duration, length)
-            yield first, max(steps, 1) if not is_last else steps, segment
+        for segment in self.segments:
+            steps = max(1, length - first) if segment.duration is None else length_of(segment.duration, length)
+            yield first, steps, segment
             first += steps
 
     def value(self, s: int, length: int) -> float:
@@ -268,7 +353,17 @@ class Sequence(Schedule):
 
     def knots(self, length: int) -> Iterator[float]:
         for first, steps, segment in self._spans(length):
-            yield from (first + knot for knot in segment.knots(steps))
+            yield from (first + knot for knot in (0, *segment.knots(steps), steps - 1))
+
+    def num_steps(self, length: int) -> int:
+        return sum(steps for _, steps, _ in self._spans(length))
+
+    def check_order(self, length: int) -> None:
+        for _, steps, segment in self._spans(length):
+            segment.check_order(steps)
+
+    def dump(self) -> dict[str, Any]:
+        return super().dump() | {"segments": [segment.dump() for segment in self.segments]}
 
     @property
     def last_value(self) -> float | None:
@@ -287,7 +382,7 @@ SYNONYMS = {"type": "kind", "value": "start"}
 def parse_schedule(spec: Any, *, fixed: float | None = None) -> Schedule:
     """Read a schedule as YAML spells it: a number, a kind, `{kind, ...}`, or a list of segments.
 
-    Where a start is missing it is `fixed`. Raises ValueError (pydantic's, for what is wrong inside the mapping).
+    `fixed` is the start where none is given. Raises ValueError, or its subclass ValidationError for wrong entries.
     """
     if isinstance(spec, Schedule):
         return spec
@@ -343,94 +438,13 @@ def _segments(specs: Any, start: float | None) -> list[Schedule]:
     for i, spec in enumerate(specs):
         try:
             segments.append(parse_schedule(spec, fixed=start))
+        except ValidationError as error:
+            (path, message), *_ = problems_of(error, (), ALL_FIELDS)
+            key = f"{'.'.join(map(str, path))}: " if path else ""
+            raise ValueError(f"segment {i + 1}: {key}{message}") from error
         except ValueError as error:
-            raise ValueError(f"segment {i + 1}: {describe(error)}") from error
+            raise ValueError(f"segment {i + 1}: {error}") from error
         if segments[-1].warmup is not None:
             raise ValueError(f"segment {i + 1}: warm-up belongs to the sequence, not to a segment")
         start = segments[-1].last_value
     return segments
-
-
-def describe(error: ValueError) -> str:
-    """One line of what is wrong inside a schedule."""
-    if not isinstance(error, ValidationError):
-        return str(error)
-    problem = problems_of(error, (), ALL_FIELDS)[0]
-    return f"{'.'.join(map(str, problem.path))}: {problem.message}" if problem.path else problem.message
-
-
-def first_violation(schedule: Schedule, horizon: int, *, low: float, high: float) -> tuple[int, float] | None:
-    """The first env step at which the value leaves [low, high], and that value; None if it never does.
-
-    Rounding in the last digits is forgiven: values are clipped to their bounds where they are used.
-    """
-    slack = 1e-9 * max(1.0, abs(low) if math.isfinite(low) else 0.0, abs(high) if math.isfinite(high) else 0.0)
-
-    def bad(step: int) -> bool:
-        value = schedule.at(step, horizon)
-        return not (math.isfinite(value) and low - slack <= value <= high + slack)
-
-    good = -1
-    for step in telling_steps(schedule, horizon):
-        if bad(step):
-            while step - good > 1:  # the value is monotone here, so the border can be bisected
-                middle = (good + step) // 2
-                good, step = (good, middle) if bad(middle) else (middle, step)
-            return step, schedule.at(step, horizon)
-        good = step
-    return None
-
-
-def is_zero_from(schedule: Schedule, horizon: int, step: int) -> bool:
-    """Whether the value is 0 at `step` and at every later one."""
-    first = min(step, horizon - 1)  # past the horizon the last value holds
-    return not any(schedule.at(s, horizon) for s in (first, *telling_steps(schedule, horizon)) if s >= first)
-
-
-def telling_steps(schedule: Schedule, horizon: int) -> list[int]:
-    """Env steps in order, between any two of which the value is monotone; and many more, for what a warm-up bends."""
-    last = horizon - 1
-    knots = (int(k) for k in schedule.knots(_length(schedule, horizon)))
-    warm = length_of(schedule.warmup.steps, horizon) if schedule.warmup else 0
-    steps = {0, last, warm, *knots, *(round(last * i / 1024) for i in range(1025))}
-    return sorted(step for step in steps if 0 <= step <= last)
-
-
-def cut_short(schedule: Schedule, horizon: int) -> str | None:
-    """What of the schedule is longer than the run, so that its end is not reached; None if nothing."""
-    length = _length(schedule, horizon)
-    if isinstance(schedule, Sequence):
-        length = sum(steps for _, steps, _ in schedule._spans(length))
-    parts = {"warm-up": length_of(schedule.warmup.steps, horizon) if schedule.warmup else 0, "schedule": length}
-    return next((f"its {part} takes {steps:,} steps" for part, steps in parts.items() if steps > horizon), None)
-
-
-def _length(schedule: Schedule, horizon: int) -> int:
-    return horizon if schedule.duration is None else length_of(schedule.duration, horizon)
-
-
-def check_order(schedule: Schedule, horizon: int) -> None:
-    """Piecewise points are in order of time; only the horizon tells, where steps and per cents are mixed."""
-    _check_order(schedule, _length(schedule, horizon))
-
-
-def _check_order(schedule: Schedule, length: int) -> None:
-    if isinstance(schedule, Piecewise) and (trouble := schedule.disorder(length)):
-        raise ValueError(trouble)
-    if isinstance(schedule, Sequence):
-        for _, steps, segment in schedule._spans(length):
-            _check_order(segment, steps)
-
-
-def dump_schedule(schedule: Schedule) -> Any:
-    """What `parse_schedule` reads back: a plain number where nothing varies, a mapping otherwise."""
-    if isinstance(schedule, Constant) and not schedule.varies:
-        return schedule.start
-    return _mapping(schedule)
-
-
-def _mapping(schedule: Schedule) -> dict[str, Any]:
-    data = schedule.model_dump(mode="json", by_alias=True, exclude_none=True)
-    if isinstance(schedule, Sequence):
-        data["segments"] = [_mapping(segment) for segment in schedule.segments]
-    return {"kind": data.pop("kind"), **data}

@@ -1,4 +1,4 @@
-"""The config described to machines (JSON Schema, for editors) and to people (a reference in Markdown)."""
+"""Descriptions of the config: a JSON Schema for editors, and a reference in Markdown."""
 
 from __future__ import annotations
 
@@ -9,16 +9,15 @@ from pydantic import TypeAdapter
 
 from rl_training.config import AtariOptions, EnvOptions, Options, TrainConfig, Wrappers, config_fields
 from rl_training.runtime.callbacks import CallbackOptions, EarlyStoppingOptions, TimeLimitOptions
-from rl_training.runtime.controls import PARTS, Field, fields_of, names_of
+from rl_training.runtime.hyperparameters import PARTS, Hyperparameter, hyperparameters_of, names_of, type_name
 from rl_training.runtime.registry import ALGORITHMS
 from rl_training.runtime.schedules import KINDS
-from rl_training.runtime.strict_types import type_name
 
 SCHEMA_DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
 def json_schema() -> dict[str, Any]:
-    """A schema that completes and checks a whole YAML file, hyperparameters of the chosen algorithm included."""
+    """The JSON Schema of a config, with the hyperparameters of the chosen algorithm."""
     root = TypeAdapter(TrainConfig).json_schema()
     definitions = root.setdefault("$defs", {})
     definitions |= _schedule_definitions()
@@ -26,7 +25,7 @@ def json_schema() -> dict[str, Any]:
     for key, model in mappings.items():
         schema = TypeAdapter(model).json_schema()
         definitions |= schema.pop("$defs", {})
-        schema["additionalProperties"] = model is EnvOptions  # all other keys go to gymnasium.make, or are ids of tasks
+        schema["additionalProperties"] = model is EnvOptions  # keys for gymnasium.make, or ids of tasks
         root["properties"][key] = schema
     root["properties"]["algo"] = {"enum": list(ALGORITHMS), "description": config_fields()["algo"].description}
     for algo, entry in ALGORITHMS.items():
@@ -53,59 +52,44 @@ def _schedule_definitions() -> dict[str, Any]:
             properties["value"] = properties["start"]
         schema["required"] = [key for key in schema.get("required", []) if key != "start"]
         schema["anyOf"] = [{"required": ["kind"]}, {"required": ["type"]}]
-    words = [name for name, cls in KINDS.items() if not cls.needs]
+    plain_kinds = {"enum": [name for name, cls in KINDS.items() if not cls.needs]}
     mapping = {"oneOf": [{"$ref": f"#/$defs/{cls.__name__}"} for cls in KINDS.values()]}
-    segments = {"type": "array", "items": {"anyOf": [mapping, {"enum": words}]}}
+    segments = {"type": "array", "items": {"anyOf": [mapping, plain_kinds]}}
     definitions["Sequence"]["properties"]["segments"] = segments
     return definitions | {
         "schedule": {"anyOf": [mapping, segments]},
-        "schedule_or_word": {"anyOf": [mapping, segments, {"enum": words}, {"type": "number"}]},
+        "schedule_or_kind": {"anyOf": [mapping, segments, plain_kinds, {"type": "number"}]},
     }
 
 
 def _kwargs_schema(hyperparameters: type) -> dict[str, Any]:
     properties: dict[str, Any] = {}
-    for field in fields_of(hyperparameters).values():
-        if not field.is_scalar:
-            properties[field.name] = TypeAdapter(field.hint).json_schema() | _notes(field)
+    for declared in hyperparameters_of(hyperparameters).values():
+        notes = {"description": declared.help, "default": declared.config_default}
+        if not declared.is_scalar:
+            properties[declared.name] = TypeAdapter(declared.hint).json_schema() | notes
             continue
-        number = {"type": "number"} | _limits(field)
-        for name in names_of(field.name):
+        bounds = {"minimum": declared.low, "maximum": declared.high}
+        allowed: list[dict[str, Any]] = [
+            {"type": "number", **{key: bound for key, bound in bounds.items() if math.isfinite(bound)}},
+            {"$ref": "#/$defs/schedule"},
+            *([{"type": "null"}] if declared.optional else []),
+            *([{"const": "auto"}] if declared.auto else []),
+        ]
+        for name in names_of(declared.name):
             plain, schedule, warmup = (name + part for part in PARTS)
-            off = [{"type": "null"}] if field.optional else []
-            allowed = [number, {"$ref": "#/$defs/schedule"}, *off, *([{"const": "auto"}] if field.auto else [])]
-            properties[plain] = {"anyOf": allowed} | _notes(field)
-            properties[schedule] = {"$ref": "#/$defs/schedule_or_word", "description": f"schedule of {name}"}
-            properties[warmup] = {
-                "type": ["integer", "string"],
-                "description": f"warm-up of {name}, env steps or per cent",
-            }
+            about_warmup = f"warm-up of {name}, env steps or per cent"
+            properties[plain] = {"anyOf": allowed} | notes
+            properties[schedule] = {"$ref": "#/$defs/schedule_or_kind", "description": f"schedule of {name}"}
+            properties[warmup] = {"type": ["integer", "string"], "description": about_warmup}
     return {"type": "object", "properties": properties, "additionalProperties": False}
 
 
-def _limits(field: Field) -> dict[str, Any]:
-    limits = {"minimum": field.low, "maximum": field.high}
-    return {key: bound for key, bound in limits.items() if math.isfinite(bound)}
-
-
-def _notes(field: Field) -> dict[str, Any]:
-    return {"description": field.help, "default": default_of(field)}
-
-
-def default_of(field: Field) -> Any:
-    """The default as a config would spell it."""
-    if field.schedule is not None:
-        return field.schedule()
-    if field.auto and field.default is None:
-        return "auto"
-    return list(field.default) if isinstance(field.default, tuple) else field.default
-
-
 def reference() -> str:
-    """docs/config.md, made from the code."""
+    """The content of docs/config.md."""
     parts = [
         "# Config reference",
-        "Made by `rl-training config reference`; a test keeps it true.",
+        "Made by `rl-training config reference`; a test checks that it is up to date.",
         "Check a file with `rl-training config check FILE`, see it with all defaults with `config show FILE`, and let "
         "an editor check it as you type with `rl-training config schema > schema.json`.",
         "## Top level",
@@ -113,9 +97,9 @@ def reference() -> str:
         "## env_kwargs",
         "Goes to `gymnasium.make`, except:",
         _options_table(EnvOptions.model_fields),
-        "Where `env_id` is a list, a key that is one of the ids holds what is for that environment alone; the others "
-        "are for all. `eval_env_kwargs` is written the same way and replaces whole keys: with `wrappers` in it, those "
-        "of `env_kwargs` are not used in evaluation, except that observations are normalised as in training.",
+        "Where `env_id` is a list, a key that is one of the ids holds the arguments of that environment alone; the "
+        "other keys hold for all. `eval_env_kwargs` has the same form and replaces whole keys: with `wrappers` in it, "
+        "those of `env_kwargs` are not used in evaluation, except that observations are normalised as in training.",
         "### wrappers",
         _options_table(Wrappers.model_fields),
         "### wrappers.atari",
@@ -156,33 +140,24 @@ def _default(info: Any) -> str:
 
 def _hyperparameter_table(hyperparameters: type) -> str:
     rows = ["| hyperparameter | | type | default | bounds | meaning |", "|---|---|---|---|---|---|"]
-    on_atari = fields_of(hyperparameters, atari=True)
-    for field in fields_of(hyperparameters).values():
-        kind = "scalar" if field.is_scalar else "setting"
+    on_atari = hyperparameters_of(hyperparameters, atari=True)
+    for name, declared in hyperparameters_of(hyperparameters).items():
         cells = (
-            f"`{field.name}`",
-            kind,
-            _cell(type_name(field.hint)),
-            f"`{default_text(field)}`{_atari_text(field, on_atari[field.name])}",
-            field.bounds,
-            _cell(field.help),
+            f"`{name}`",
+            "scalar" if declared.is_scalar else "setting",
+            _cell(type_name(declared.hint)),
+            _default_cell(declared, on_atari[name]),
+            declared.bounds,
+            _cell(declared.help),
         )
         rows.append(f"| {' | '.join(cells)} |")
     return "\n".join(rows)
 
 
-def default_text(field: Field) -> str:
-    """The same in one line, as YAML has it."""
-    default = default_of(field)
-    if not field.schedule:
-        return str(default)
-    return "{" + ", ".join(f"{key}: {value}" for key, value in default.items()) + "}"
-
-
-def _atari_text(field: Field, on_atari: Field) -> str:
-    """What follows a default that is another one with Atari preprocessing."""
-    text = default_text(on_atari)
-    return "" if text == default_text(field) else f" (Atari: `{text}`)"
+def _default_cell(declared: Hyperparameter, on_atari: Hyperparameter) -> str:
+    same = declared.default_text == on_atari.default_text
+    atari = "" if same else f" (Atari: `{on_atari.default_text}`)"
+    return f"`{declared.default_text}`{atari}"
 
 
 def _cell(text: str) -> str:

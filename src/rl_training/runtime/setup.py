@@ -1,20 +1,15 @@
-"""What a run is made of before its first step: actor and learner, the device, the threads, the folder."""
+"""Building the actor and the learner of a run, and choosing device, threads and kernels."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import re
-import shutil
-import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
-from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import gymnasium as gym
 import torch
-import yaml
 
 from rl_training.algorithms.base import Learner
 from rl_training.config import EnvOptions, InputError, TrainConfig, shown
@@ -22,40 +17,59 @@ from rl_training.envs.factory import usable_cores
 from rl_training.models.networks import is_image
 from rl_training.runtime.checkpoints import Checkpoint
 from rl_training.runtime.controls import Controls
-from rl_training.runtime.limits import networks_within_memory
+from rl_training.runtime.evaluation import Player, check_evaluation
+from rl_training.runtime.limits import check_bytes, networks_within_memory
 from rl_training.runtime.randomness import generator, seed_of
 from rl_training.runtime.recipe import Recipe
-from rl_training.types import Spaces
+from rl_training.runtime.restoring import checkpoint_errors
+from rl_training.runtime.sources import Source
+from rl_training.types import Fields, Spaces
 
-LONGEST_NAME = 80  # characters for the environments in the name of a run's folder
+
+class Agent(NamedTuple):
+    actor: Any
+    learner: Learner
+    players: list[Player]  # of each task
+    fields: list[Fields]  # of each task
+    device: torch.device
 
 
-@contextlib.contextmanager
-def undone_on_error(run: Any, undo: contextlib.ExitStack) -> Iterator[None]:
-    """A run that cannot be made leaves nothing behind: no folder, no process, no changed generator."""
-    try:
-        yield
-    except BaseException:
-        with undo:
-            if "dir" in vars(run):
-                shutil.rmtree(run.dir, ignore_errors=True)
-        raise
+def build_agent(
+    config: TrainConfig, recipe: Recipe, controls: Controls, source: Source, resume: Checkpoint | None
+) -> Agent:
+    """The actor and the learner before any training; the actor plays in `source` from now on."""
+    spaces, hp = source.spaces, controls.at(0)
+    check_players(config, recipe, spaces)
+    check_bytes(config, controls, spaces)
+    device = pick_device(config.device, spaces, hp)
+    where = f"{resume.path}: an actor and a learner for its config cannot be made" if resume else None
+    with checkpoint_errors(where) if where else contextlib.nullcontext():
+        actor, learner = build_actor_and_learner(config, recipe, spaces, hp, device)
+    fields = [recipe.fields(task, hp) for task in spaces]
+    actors = [recipe.actor_of(actor, task) for task in range(len(spaces))]
+    source.attach(actors, fields)
+    parts = zip(actors, spaces, source.normalizers, strict=True)
+    players = [Player(*each, recipe.box_actions) for each in parts]
+    check_evaluation(players, config)
+    torch.set_num_threads(pick_threads(config.num_threads, learner.num_parameters, device))
+    reuse_memory()
+    return Agent(actor, learner, players, fields, device)
 
 
 def with_env_defaults(config: TrainConfig, recipe: Recipe) -> TrainConfig:
-    """The config with what the algorithm prefers of its environments spelt out, where it says nothing of it."""
+    """The config with the algorithm's defaults for `num_envs` and normalisation, where it gives none."""
     if config.num_envs is None:
         config = dataclasses.replace(config, num_envs=recipe.num_envs)
     wrappers = EnvOptions.of(config.env_kwargs).wrappers
     preferred = {name: True for name in recipe.normalizes if getattr(wrappers, name) is None}
     if wrappers.atari or not preferred:
         return config
-    spelt_out = wrappers.model_copy(update=preferred).model_dump(exclude_unset=True)
-    return dataclasses.replace(config, env_kwargs={**config.env_kwargs, "wrappers": spelt_out})
+    complete = wrappers.model_copy(update=preferred).model_dump(exclude_unset=True)
+    return dataclasses.replace(config, env_kwargs={**config.env_kwargs, "wrappers": complete})
 
 
 def build_actor(config: TrainConfig, recipe: Recipe, spaces: Sequence[Spaces], hp: Any, device: torch.device) -> Any:
-    """What plays, before any training; `spaces` of every task. A learner is not needed."""
+    """An actor before any training, without a learner; `spaces` of every task."""
     with building_networks(config, hp, device):
         return _make_actor(recipe, spaces, hp, device)
 
@@ -63,7 +77,7 @@ def build_actor(config: TrainConfig, recipe: Recipe, spaces: Sequence[Spaces], h
 def build_actor_and_learner(
     config: TrainConfig, recipe: Recipe, spaces: Sequence[Spaces], hp: Any, device: torch.device
 ) -> tuple[Any, Learner]:
-    """What plays and what learns, which share a network, before any training."""
+    """An actor and a learner, which share a network, before any training."""
     with building_networks(config, hp, device):
         actor = _make_actor(recipe, spaces, hp, device)
         return actor, recipe.learner(actor, hp, rng=generator(config.seed, "learner"))
@@ -77,7 +91,7 @@ def _make_actor(recipe: Recipe, spaces: Sequence[Spaces], hp: Any, device: torch
 
 @contextlib.contextmanager
 def building_networks(config: TrainConfig, hp: Any, device: torch.device) -> Iterator[None]:
-    """Networks that are built here are decided by the config's seed alone, and fit into memory."""
+    """Here the config's seed alone decides the weights of new networks, which must fit into memory."""
     # One thread: orthogonal matrices differ in the last bit with more.
     with torch.random.fork_rng(devices=[]), one_thread(), networks_within_memory(hp, device):
         torch.manual_seed(seed_of(config.seed, "model"))
@@ -85,7 +99,7 @@ def building_networks(config: TrainConfig, hp: Any, device: torch.device) -> Ite
 
 
 def check_players(config: TrainConfig, recipe: Recipe, spaces: Sequence[Spaces]) -> None:
-    """An error where two players move in turns and the algorithm would take the other's value for its own."""
+    """Raise an InputError for a game of two players if the algorithm would take the other's value for its own."""
     from rl_training.runtime.registry import ALGORITHMS  # which imports all recipes
 
     for task, seen in zip(config.tasks, spaces, strict=True):
@@ -93,8 +107,7 @@ def check_players(config: TrainConfig, recipe: Recipe, spaces: Sequence[Spaces])
             able = " or ".join(name for name, entry in ALGORITHMS.items() if entry.recipe.two_players)
             raise InputError(
                 f"{task.env_id} is a game of two players who move in turns, and {recipe.name} is for one: use {able}; "
-                "or give env_kwargs an opponent, where the environment has one (TicTacToe-v0: opponent: random), and "
-                "it is a game of one"
+                "or give env_kwargs an opponent, if the environment has one (TicTacToe-v0: opponent: random)"
             )
 
 
@@ -112,36 +125,33 @@ def device_problem(name: str) -> str | None:
     """Why torch cannot use the device `name`; None if it can."""
     if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", name):
         return f"should be auto, cpu, cuda, cuda:<index> or mps, got {shown(name)}"
-    there = torch.cuda.device_count()
-    if name.startswith("cuda") and int(name.partition(":")[2] or 0) >= there:
-        return f"{name!r} is not available: torch sees {there} CUDA devices; use auto"
+    count = torch.cuda.device_count()
+    if name.startswith("cuda") and int(name.partition(":")[2] or 0) >= count:
+        return f"{name!r} is not available: torch sees {count} CUDA devices; use auto"
     if name == "mps" and not torch.backends.mps.is_available():
         return "'mps' is not available: it takes a Mac with Apple's GPU; use auto"
     return None
 
 
 def pick_device(name: str, spaces: Sequence[Spaces], hp: Any) -> torch.device:
-    """auto: a GPU pays for images and towers; small networks are faster where the environments are."""
+    """auto: a GPU for convolutions, if there is one; small networks are faster on the CPU, beside the environments."""
     if (problem := device_problem(name)) is not None:
         raise InputError(f"device {problem}")
     if name.startswith("cuda:"):
-        torch.cuda.set_device(name)  # streams and graphs are made on the current device
+        torch.cuda.set_device(name)  # CUDA streams and graphs use the current device
     if name != "auto":
         return torch.device(name)
     return torch.device("cuda" if has_convolutions(spaces, hp) and torch.cuda.is_available() else "cpu")
 
 
 def has_convolutions(spaces: Sequence[Spaces], hp: Any) -> bool:
-    images = any(is_image(part) for task in spaces for part in _parts(task.observation))
-    return images or getattr(hp, "network", None) == "conv"
-
-
-def _parts(space: gym.Space) -> list[gym.Space]:
-    return list(space.spaces.values()) if isinstance(space, gym.spaces.Dict) else [space]
+    observations = [task.observation for task in spaces]
+    parts = [list(obs.spaces.values()) if isinstance(obs, gym.spaces.Dict) else [obs] for obs in observations]
+    return any(is_image(space) for group in parts for space in group) or getattr(hp, "network", None) == "conv"
 
 
 def pick_threads(setting: int | str, num_parameters: int, device: torch.device) -> int:
-    """auto: two contending threads make small networks slower, so one below a million parameters."""
+    """auto: one thread below a million parameters, because two make small networks slower."""
     if isinstance(setting, int):
         return setting
     small = num_parameters < 1_000_000
@@ -149,8 +159,8 @@ def pick_threads(setting: int | str, num_parameters: int, device: torch.device) 
 
 
 def quick_kernels(device: torch.device, *, convolutions: bool) -> Callable[[], None]:
-    """On a GPU, let convolutions try which kernel is the fastest for their sizes, which a run hardly changes; and round
-    matrix products beside them as they round theirs (to TF32, by default). Returns what undoes that."""
+    """On a GPU, choose the fastest convolution kernels by trial, and give matrix products the precision of convolutions
+    (TF32 by default) in networks that have both. Returns the function that undoes this."""
     if device.type != "cuda":
         return lambda: None
     before = torch.backends.cudnn.benchmark, torch.get_float32_matmul_precision()
@@ -164,64 +174,9 @@ def quick_kernels(device: torch.device, *, convolutions: bool) -> Callable[[], N
 
 
 def reuse_memory() -> None:
-    """Have the C library keep what is freed, for the next gradient step.
+    """Make the C library keep freed memory for the next gradient step.
 
-    glibc gives blocks above a threshold back to the system, page by page, and raises the threshold once it has seen a
-    larger one freed. Without this, a gradient step of 256 x 256 layers takes some 150 page faults, 3 to 12 % of it.
+    glibc returns freed blocks above a threshold to the system, and raises the threshold when a larger block is freed,
+    as here. Without it, a gradient step of 256 x 256 layers takes some 150 page faults, 3 to 12 % of its time.
     """
     torch.empty(7 << 20)
-
-
-def make_run_dir(config: TrainConfig, suffix: str | None, resume: Checkpoint | None) -> Path:
-    """A new folder `<algo>__<env>__seed<seed>__<suffix or time>`, which names its origin if the run has one."""
-    if suffix is not None and not re.fullmatch(r"[\w.+-]+", suffix):
-        raise InputError(f"run_suffix should be letters, digits and . _ + -, got {suffix!r}")
-    stamp = time.strftime("%Y%m%d-%H%M%S")
-    tail = suffix or (f"resumed-at-{resume.step}-{stamp}" if resume else stamp)
-    name = f"{config.algo}__{_env_part(config)}__seed{config.seed}__{tail}"
-    for attempt in range(1, 1000):
-        path = config.output_dir / (name if attempt == 1 else f"{name}-{attempt}")
-        try:
-            path.mkdir(parents=True)
-            return path
-        except FileExistsError:
-            if suffix:
-                raise InputError(f"run folder {path} exists already; choose another run_suffix") from None
-        except OSError as error:
-            raise InputError(
-                f"run folder {path} cannot be made: {error.strerror}; choose another output_dir"
-            ) from error
-    raise InputError(f"no free run folder beside {path}")
-
-
-def _env_part(config: TrainConfig) -> str:
-    """The environments in a folder's name; of a long list the beginning."""
-    names = [re.sub(r"[^\w.-]+", "-", task.env_id) for task in config.tasks]
-    shown = [name for i, name in enumerate(names) if i == 0 or len("+".join(names[: i + 1])) <= LONGEST_NAME]
-    more = len(names) - len(shown)
-    return "+".join(shown) + (f"+{more}-more" if more else "")
-
-
-def wandb_options(config: TrainConfig) -> dict[str, Any] | None:
-    if config.wandb is False:
-        return None
-    given = {} if config.wandb is True else dict(config.wandb)
-    return {"project": "rl-training", "tags": config.tags or None} | given
-
-
-def config_text(config: TrainConfig, controls: Controls) -> str:
-    try:
-        text: str = yaml.safe_dump(config_to_dict(config, controls), sort_keys=False)
-        return text
-    except yaml.YAMLError as error:
-        raise InputError(
-            f"the config holds what YAML cannot: {error}; use plain numbers, text, lists, dicts"
-        ) from error
-
-
-def config_to_dict(config: TrainConfig, controls: Controls | None = None) -> dict[str, Any]:
-    """The config as YAML and JSON can hold it; with `controls`, every default of the algorithm spelt out."""
-    data = asdict(config) | {"output_dir": str(config.output_dir)}
-    if controls is not None:
-        data["algo_kwargs"] = controls.resolved()
-    return data

@@ -1,4 +1,4 @@
-"""Where experience comes from: environments and the actors that play in them."""
+"""Sources of experience: environments and the actors that play in them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from rl_training.types import Fields, Metrics, Spaces, Step
 
 
 class Source(Protocol):
-    """What a run needs of its environments; where they are is the source's own affair."""
+    """The environments of a run, in this process or elsewhere, as the run uses them."""
 
     names: list[str]  # of the tasks
     spaces: list[Spaces]
@@ -31,36 +31,40 @@ class Source(Protocol):
     env_steps: int  # of the last `step` or `collect`
 
     def attach(self, actors: Sequence[Actor], fields: Sequence[Fields]) -> None:
-        """Give each task what plays in it, and what its steps hold."""
-        ...
+        """Set the actor of each task, and the fields of its steps."""
 
     def use(self, hp: Any) -> None:
         """Play with these hyperparameters from now on."""
-        ...
 
     def step(self, task: int = 0, *, random: bool = False) -> Step:
         """Step every environment of a task once; `random`: with uniformly random actions."""
-        ...
 
     def collect(self, on_step: Callable[[int], None]) -> Rollout:
-        """A rollout of `num_steps`; `on_step` is called with the env steps made so far. It is valid until the next."""
-        ...
+        """A rollout of `num_steps`, valid until the next; `on_step` is called with the env steps so far."""
 
     def recent(self) -> dict[str, Metrics]:
-        """Means over the episodes that were finished last, by task; NaN before the first."""
-        ...
+        """Means over the last finished episodes, by task; NaN before the first."""
+
+    def try_acting(self) -> None:
+        """Choose actions and drop them: an error shows that actors, observations and memory do not fit together."""
 
     def parts(self) -> dict[str, Any]:
-        """What a checkpoint holds of the source, in the order in which it is loaded."""
-        ...
+        """The parts of a checkpoint that belong to the source, in the order in which they are loaded."""
 
-    def facts(self) -> dict[str, Any]: ...
+    def facts(self) -> dict[str, Any]:
+        """For metadata.json: the backend, and the environments that could not be restored."""
+
+    def not_restored(self) -> Mapping[str, tuple[list[int], int]]:
+        """By task: the environments that could not be restored, and the number of all environments."""
+
+    def spaces_json(self) -> dict[str, Any]:
+        """The spaces for a checkpoint, from which a policy is loaded without an environment."""
 
     def close(self) -> None: ...
 
 
 class LocalSource:
-    """Environments in this process, or stepped from it, one runner for each task; nothing is shared between tasks."""
+    """Environments that this process steps, with one runner for each task."""
 
     def __init__(self, names: Sequence[str], runners: Sequence[EnvRunner]) -> None:
         self.names, self.runners = list(names), list(runners)
@@ -107,47 +111,46 @@ class LocalSource:
         return {name: _recent(runner) for name, runner in zip(self.names, self.runners, strict=True)}
 
     def try_acting(self) -> None:
-        """Choose actions and drop them: an error shows that actors, observations and memory do not fit together."""
         for runner, actor in zip(self.runners, self.actors, strict=True):
             actor.act(runner.obs, runner.memory, explore=True, rng=np.random.default_rng(0))
 
     def parts(self) -> dict[str, Any]:
-        """The normalisers come first: a runner is loaded after its own."""
         runners = {str(i): runner for i, runner in enumerate(self.runners)}
         normalizers = {i: runner.normalizer for i, runner in runners.items() if runner.normalizer is not None}
-        parts: dict[str, dict[str, Any]] = {"normalizer": normalizers, "runner": runners}
+        parts: dict[str, dict[str, Any]] = {
+            "normalizer": normalizers,
+            "runner": runners,
+        }  # a runner loads after its own
         if len(self.runners) == 1:
             return {name: part["0"] for name, part in parts.items() if part}
         return {name: Together(part) for name, part in parts.items() if part}
 
     def facts(self) -> dict[str, Any]:
-        """For metadata.json: the backend, and the environments that could not be restored."""
         return {
             "backend": self._of_tasks([type(runner.envs).__name__ for runner in self.runners]),
             "environments_not_restored": self._of_tasks([runner.not_restored for runner in self.runners]),
         }
 
     def not_restored(self) -> Mapping[str, tuple[list[int], int]]:
-        """By task: the environments that could not be restored, and how many there are in all."""
         runners = zip(self.names, self.runners, strict=True)
         return {name: (runner.not_restored, runner.num_envs) for name, runner in runners if runner.not_restored}
 
     def spaces_json(self) -> dict[str, Any]:
-        """All that a policy needs to know of its environments, as a checkpoint holds it."""
         spaces: dict[str, Any] = self._of_tasks([spaces_to_json(runner) for runner in self.runners])
         return spaces
 
     def _of_tasks(self, values: Sequence[Any]) -> Any:
+        """The only value, or the values by task."""
         return values[0] if len(values) == 1 else dict(zip(self.names, values, strict=True))
 
     def close(self) -> None:
-        with contextlib.ExitStack() as closing:  # one that fails does not keep the others from closing
+        with contextlib.ExitStack() as closing:  # if one fails, the others are closed nevertheless
             for runner in self.runners:
                 closing.callback(runner.close)
 
 
-def open_source(config: TrainConfig, recipe: Recipe) -> LocalSource:
-    """The environments to train in, of every task."""
+def open_source(config: TrainConfig, recipe: Recipe) -> Source:
+    """The training environments of every task."""
     runners: list[EnvRunner] = []
     with contextlib.ExitStack() as closing:
         for number, task in enumerate(config.tasks):

@@ -1,4 +1,4 @@
-"""A nested state as JSON and safetensors: what a checkpoint's files hold."""
+"""Nested states as JSON and safetensors, the content of a checkpoint's files."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ NUMPY_NAMES = {np.dtype(dtype): name for name, (_, dtype) in DTYPES.items() if d
 
 
 def encode(value: Any, path: tuple[str, ...], tensors: dict[str, Tensor | np.ndarray] | None) -> Any:
-    """JSON for a nested state; tensors and arrays go to `tensors` (None: not allowed) and are named in their place.
+    """JSON for a nested state. Tensors and arrays go to `tensors` (None: not allowed); the JSON holds their names.
 
-    What JSON cannot say is a mapping with one key that begins with "$".
+    A value that JSON cannot express becomes a mapping with one key that begins with "$".
     """
     kind = type(value)
     if value is None or kind in (bool, str):
@@ -103,9 +103,9 @@ def dtype_name(array: Tensor | np.ndarray, path: tuple[str, ...] = (), *, masked
 
 
 def safetensors_blocks(tensors: dict[str, Tensor | np.ndarray]) -> Iterator[bytes | memoryview]:
-    """The safetensors file as a stream: its own writer would copy everything first, which a large replay cannot afford.
+    """A safetensors file in blocks; the library's own writer would first copy everything, also a large replay.
 
-    Wide types come first: each entry is then aligned to its own width, without holes, which the format forbids.
+    Wide types come first, so that each entry is aligned to its width without the gaps that the format forbids.
     """
     order = sorted(tensors, key=lambda name: -tensors[name].itemsize)
     header, offset = {}, 0

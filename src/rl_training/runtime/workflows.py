@@ -1,4 +1,4 @@
-"""Train, resume, evaluate, predict: what the command line and users call."""
+"""Train, resume, evaluate, predict: the functions for users and the command line."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from rl_training.config import InputError, TrainConfig, nearest
 from rl_training.data.normalize import Normalizer
 from rl_training.envs.spaces import ObservationLayout, action_map
 from rl_training.envs.tasks import SavedSpaces, Together, make_normalizer, spaces_from_json
+from rl_training.runtime.atomic_files import remove_abandoned
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.checkpoints import MANIFEST, Checkpoint, open_checkpoint
 from rl_training.runtime.controls import Controls
 from rl_training.runtime.evaluation import Player, evaluate, sizes
 from rl_training.runtime.loading import as_config, build_config, check_config
+from rl_training.runtime.outcome import TrainResult
 from rl_training.runtime.policy import Policy
 from rl_training.runtime.randomness import seed_of
 from rl_training.runtime.registry import ALGORITHMS
-from rl_training.runtime.restoring import reading, restore_part
-from rl_training.runtime.run import TrainResult
+from rl_training.runtime.restoring import checkpoint_errors, restore_part
 from rl_training.runtime.setup import build_actor, pick_device
-from rl_training.runtime.temporaries import remove_abandoned
 from rl_training.types import BoxActions, Metrics
 
 __all__ = ["ALGORITHMS", "evaluate_checkpoint", "load_policy", "predict_checkpoint", "resume_training", "train"]
@@ -34,7 +34,7 @@ ACTING = ("actor", "normalizer", "controls")  # the parts of a checkpoint that a
 def train(
     config: TrainConfig | Mapping[str, Any] | str | Path, *, callbacks: Sequence[Callback] = (), **options: Any
 ) -> TrainResult:
-    """Train as `config` says: a TrainConfig, a mapping of its keys, or the path of a YAML file.
+    """Train with a config: a TrainConfig, a mapping of its keys, or the path of a YAML file.
 
     Options: `run_suffix`, `progress` (auto, live, plain, silent).
     """
@@ -53,10 +53,10 @@ def resume_training(
     allow_import: bool = True,
     **options: Any,
 ) -> TrainResult:
-    """Go on from a checkpoint, in a new run folder that names its origin.
+    """Continue from a checkpoint, in a new run folder whose metadata name the origin.
 
-    With another `total_timesteps`, schedules keep the horizon they were started with and then hold their last value;
-    `extend="stretch"` lets them run over the new one.
+    With another `total_timesteps`, schedules keep their horizon and then hold their last value; with
+    `extend="stretch"` they run over the new total.
     """
     if extend not in ("keep", "stretch"):
         raise InputError(f"extend should be keep or stretch, got {extend!r}")
@@ -82,8 +82,8 @@ def resume_training(
 
 
 def _check_num_envs(checkpoint: Checkpoint, config: TrainConfig) -> None:
-    """Before that many environments are made: a number in a file may be any."""
-    with reading(f"{checkpoint.path / 'state.json'}: runner cannot be restored"):
+    """Compare the numbers of environments before that many are made: the number in a file may be huge."""
+    with checkpoint_errors(f"{checkpoint.path / 'state.json'}: runner cannot be restored"):
         runner = checkpoint.state["runner"]
         saved = len(runner["first"] if len(config.tasks) == 1 else runner["0"]["first"])
         if saved != config.num_envs:
@@ -98,7 +98,7 @@ def evaluate_checkpoint(
     device: str = "auto",
     allow_import: bool = True,
 ) -> Metrics:
-    """Evaluate a checkpoint, or a run folder's newest, on fresh environments; of several tasks all, or one."""
+    """Evaluate a checkpoint, or the newest of a run folder, in new environments of all tasks or one."""
     checkpoint = open_checkpoint(path, ACTING)
     config = config_of(checkpoint, allow_import=allow_import, device=device, num_threads="auto")
     only = None if task is None else task_number(checkpoint, config, task)
@@ -108,7 +108,7 @@ def evaluate_checkpoint(
 
 
 def load_policy(path: str | Path, *, task: str | None = None, device: str = "auto") -> Policy:
-    """The trained policy, for use in a loop of your own; needs no environment. Of several tasks, name one."""
+    """The trained policy, for use in a loop of your own, without an environment. Of several tasks, name one."""
     checkpoint = open_checkpoint(path, ACTING)
     config = config_of(checkpoint, needs_env=False, device=device, num_threads="auto")
     number = task_number(checkpoint, config, task)
@@ -129,13 +129,13 @@ def predict_checkpoint(
 def config_of(
     checkpoint: Checkpoint, *, needs_env: bool = True, allow_import: bool = True, **changes: Any
 ) -> TrainConfig:
-    """The config a checkpoint was made with, and changes to it, checked as if it came from a file."""
-    with reading(f"{checkpoint.path / 'config.json'}: its config cannot be used here"):
+    """The config of a checkpoint with `changes`, checked like one from a file."""
+    with checkpoint_errors(f"{checkpoint.path / 'config.json'}: its config cannot be used here"):
         return build_config({**checkpoint.config, **changes}, allow_import=allow_import, needs_env=needs_env)
 
 
 def task_number(checkpoint: Checkpoint, config: TrainConfig, task: str | None) -> int:
-    """Which of the checkpoint's tasks is meant; needs no name where there is only one."""
+    """The number of a task by its env_id, which may be None if there is only one task."""
     names = [each.env_id for each in config.tasks]
     if task in names:
         return names.index(task)
@@ -147,7 +147,7 @@ def task_number(checkpoint: Checkpoint, config: TrainConfig, task: str | None) -
 
 
 class Restored(NamedTuple):
-    """What a checkpoint gives back without an environment."""
+    """What is restored from a checkpoint without an environment, for each task."""
 
     players: list[Player]
     spaces: list[SavedSpaces]
@@ -156,7 +156,7 @@ class Restored(NamedTuple):
 
 def _restore(checkpoint: Checkpoint, config: TrainConfig) -> Restored:
     recipe, tasks = ALGORITHMS[config.algo].recipe, config.tasks
-    with reading(f"{checkpoint.path / MANIFEST}: its spaces cannot be used"):
+    with checkpoint_errors(f"{checkpoint.path / MANIFEST}: its spaces cannot be used"):
         info = checkpoint.info["spaces"]
         saved = [spaces_from_json(info if len(tasks) == 1 else info[task.env_id]) for task in tasks]
         layouts = [ObservationLayout(each.env_observation) for each in saved]
@@ -169,7 +169,7 @@ def _restore(checkpoint: Checkpoint, config: TrainConfig) -> Restored:
     controls = Controls.of(config, recipe.hyperparameters)
     restore_part(checkpoint, "controls", controls)
     hp = controls.at(checkpoint.step)
-    with reading(f"{checkpoint.path}: an actor for its config and spaces cannot be made"):
+    with checkpoint_errors(f"{checkpoint.path}: an actor for its config and spaces cannot be made"):
         actor = build_actor(config, recipe, spaces, hp, pick_device(config.device, spaces, hp))
     restore_part(checkpoint, "actor", actor)
     present = {str(i): normalizer for i, normalizer in enumerate(normalizers) if normalizer is not None}
@@ -183,12 +183,10 @@ def _restore(checkpoint: Checkpoint, config: TrainConfig) -> Restored:
 def _check_spaces(
     saved: SavedSpaces, layout: ObservationLayout, normalizer: Normalizer | None, box_actions: BoxActions
 ) -> None:
-    """What the environment shows and takes must be what the model sees and chooses."""
-    seen = normalizer.space(layout.space) if normalizer else layout.space
-    _, chosen = action_map(saved.env_action, box_actions)
-    for what, outside, model in (
-        ("observation", seen, saved.model.observation),
-        ("action", chosen, saved.model.action),
-    ):
-        if sizes(outside) != sizes(model):
-            raise InputError(f"{what}s of the environment are {outside}, those of the model {model}")
+    """Raise an InputError if the spaces of the environment are not those of the model."""
+    observation = normalizer.space(layout.space) if normalizer else layout.space
+    _, action = action_map(saved.env_action, box_actions)
+    pairs = {"observation": (observation, saved.model.observation), "action": (action, saved.model.action)}
+    for what, (env, model) in pairs.items():
+        if sizes(env) != sizes(model):
+            raise InputError(f"{what}s of the environment are {env}, those of the model {model}")

@@ -1,0 +1,42 @@
+"""The evaluations of a run, and the best of them."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import TYPE_CHECKING
+
+from rl_training.runtime.evaluation import describe_evaluation, evaluate
+
+if TYPE_CHECKING:
+    from rl_training.runtime.run import TrainingRun
+
+
+class RunEvaluations:
+    def __init__(self, run: TrainingRun) -> None:
+        self.run = run
+        self.count, self.step = 0, -1  # the number of evaluations, the env step of the last
+        self.best = -math.inf  # mean return, also of the runs that this one was resumed from
+        self.best_here = -math.inf  # of this run alone, whose folder holds its own `best`
+        self.due = False  # the last one was interrupted: a resumed run begins with it
+        self.seconds = 0.0  # spent in this process, which steps_per_second leaves out
+
+    def evaluate(self) -> None:
+        """See TrainingRun.evaluate."""
+        run, started = self.run, time.perf_counter()
+        with run.progress.phases.during("evaluating"):
+            result = evaluate(run.players, run.config, stopped=lambda: bool(run.interrupts.received))
+        self.due = result is None
+        if result is None:
+            return
+        self.seconds += time.perf_counter() - started
+        self.count, self.step = self.count + 1, run.step
+        current = run.current()
+        run.metrics |= result | current
+        run.log.write(current | result)
+        run.progress.update(run.step, run.metrics, line=False)
+        run.progress.message(f"evaluation at step {run.step:,}: {describe_evaluation(result)}")
+        if result["eval_return_mean"] > self.best_here:
+            self.best_here = result["eval_return_mean"]
+            self.best = max(self.best, self.best_here)
+            run.checkpoints.save_best()
