@@ -22,7 +22,7 @@ from rl_training.envs.backends import EnvPoolEnvs, SyncEnvs, VectorEnvs
 from rl_training.envs.episodes import Episodes
 from rl_training.envs.factory import (
     VECTOR_PAYS_FROM,
-    Plan,
+    EnvPlan,
     choose_backend,
     make_envs,
     nearest_env_ids,
@@ -398,7 +398,7 @@ def test_a_missing_package_is_named(monkeypatch, env_id, extra):
 
 def test_automatic_backend():
     def chosen(env_id, num_envs, **wrappers):
-        return choose_backend(Plan(env_id, num_envs, 0, Wrappers(**wrappers), {}, True))
+        return choose_backend(EnvPlan(env_id, num_envs, 0, Wrappers(**wrappers), {}, True))
 
     assert chosen("CartPole-v1", 4) == "sync"
     assert chosen("CartPole-v1", 64) == "vector"
