@@ -95,7 +95,7 @@ class ActorCriticActor(NetworkActor):
 
     def act(self, obs: Observation, memory: Memory, *, explore: bool, rng: np.random.Generator) -> Decision:
         output, value = self.forward(obs)
-        policy = self.model.acting_policy(output)
+        policy: Any = self.model.acting_policy(output)
         action = choose(policy, sample=explore or not self.hp.deterministic_eval, rng=rng)
         logprob = policy.log_prob(action)
         if isinstance(action, Tensor):

@@ -87,7 +87,7 @@ class Planner:
         rules: Rules,
         root: Root,
         *,
-        discount: float,
+        gamma: float,
         num_simulations: int,
         constants: SearchConstants,
         rng: np.random.Generator,
@@ -100,19 +100,18 @@ class Planner:
         """
         from rl_training.ops.search import Evaluation
 
+        discount = np.full(len(root.value), signed_discount(gamma, self.two_players), np.float32)
         evaluation = Evaluation(root.logits, root.value, np.zeros_like(root.value), discount)
-        limits: dict[str, Any] = {"num_simulations": num_simulations, "legal": root.legal, "gumbel": gumbel}
+        if self.two_players:  # outcomes of board games
+            constants = constants._replace(low=-1.0, high=1.0)
+        options: dict[str, Any] = {"num_simulations": num_simulations, "legal": root.legal, "gumbel": gumbel}
         if self.fusable:
-            if self._network is None:
-                self._network = fused_network(cast(MuZeroModel, self.model))
-            (network, lstm), states = self._network, self.inference.roots.numpy()
-            return self._search.fused(
-                rules, network, states, evaluation, lstm=lstm, discount=discount, constants=constants, **limits
-            )
-        discounts = np.full(len(root.value), discount, np.float32)
+            self._network = self._network or fused_network(cast(MuZeroModel, self.model))
+            states = self.inference.roots.numpy()
+            return self._search.fused(rules, self._network, states, evaluation, constants=constants, **options)
         discrete = root.candidates is None
-        evaluate = self._discrete(discounts) if discrete else self._sampled(root, discounts, num_simulations, rng)
-        return self._search(rules, evaluate, evaluation, constants=constants, **limits)
+        evaluate = self._discrete(discount) if discrete else self._sampled(root, discount, num_simulations, rng)
+        return self._search(rules, evaluate, evaluation, constants=constants, **options)
 
     def _discrete(self, discount: Array) -> Any:
         from rl_training.ops.search import Packed, PartialEvaluate
@@ -150,3 +149,8 @@ class Planner:
             assert self.action_shape is not None
             action = root.candidates[np.arange(len(edge)), edge].reshape(-1, *self.action_shape)
         return Plan(action, policy, result.value, result.visits, root.candidates)
+
+
+def signed_discount(gamma: float, two_players: bool) -> float:
+    """The factor on the value of the next state: negative where players alternate."""
+    return float(-gamma if two_players else gamma)

@@ -47,13 +47,12 @@ def plan_by_visits(
     logits = ops.with_dirichlet(
         root.logits, root.legal, fraction=root_exploration_fraction, alpha=hp.dirichlet_alpha, rng=rng
     )
-    low, high = known_bounds(planner.two_players)
     result = planner.search(
         getattr(ops, rules),
         root._replace(logits=logits),
-        discount=signed_discount(hp.gamma, planner.two_players),
+        gamma=hp.gamma,
         num_simulations=num_simulations,
-        constants=SearchConstants(pb_c_init=hp.pb_c_init, pb_c_base=hp.pb_c_base, low=low, high=high),
+        constants=SearchConstants(pb_c_init=hp.pb_c_init, pb_c_base=hp.pb_c_base),
         rng=rng,
     )
     edge = ops.act_by_visits(result.visits, temperature, rng)
@@ -72,33 +71,14 @@ def plan_by_gumbel(
     from rl_training.ops.tree import SearchConstants
 
     rules = {"tree": ops.GUMBEL_TREE, "node": ops.GUMBEL, "none": ops.GUMBEL_RAW}[hp.q_rescale]
-    low, high = known_bounds(planner.two_players)
-    constants = SearchConstants(
-        c_visit=hp.c_visit, c_scale=hp.c_scale, max_considered=hp.max_considered_actions, low=low, high=high
-    )
+    constants = SearchConstants(c_visit=hp.c_visit, c_scale=hp.c_scale, max_considered=hp.max_considered_actions)
     root = planner.evaluate_root(obs, num_simulations=num_simulations, rng=rng)
     gumbel = (temperature * rng.gumbel(size=root.logits.shape)).astype(np.float32)
     result = planner.search(
-        rules,
-        root,
-        discount=signed_discount(hp.gamma, planner.two_players),
-        num_simulations=num_simulations,
-        constants=constants,
-        rng=rng,
-        gumbel=gumbel,
+        rules, root, gamma=hp.gamma, num_simulations=num_simulations, constants=constants, rng=rng, gumbel=gumbel
     )
     edge, policy = ops.gumbel_outcome(result, root.logits, root.legal, gumbel, constants)
     return planner.plan(root, result, edge, policy)
-
-
-def signed_discount(gamma: float, two_players: bool) -> float:
-    """The factor on the value of the next state: negative where players alternate."""
-    return float(-gamma if two_players else gamma)
-
-
-def known_bounds(two_players: bool) -> tuple[float, float]:
-    """The bounds of Q: [-1, 1] for board games, else an empty interval."""
-    return (-1.0, 1.0) if two_players else (math.inf, -math.inf)
 
 
 def search_arguments(hp: Any, *, explore: bool) -> dict[str, Any]:
@@ -167,21 +147,18 @@ class PlanningActor(NetworkActor):
         self.planner.refresh()
 
 
+MODEL_SETTINGS = (
+    "latent_size", "hidden_sizes", "activation", "value_limit", "reward_limit", "network", "channels", "blocks", "stem",
+)  # fmt: skip
+LSTM_SETTINGS = ("lstm_size", "lstm_horizon", "projection_size")
+
+
 def muzero_model(spaces: Spaces, hp: Any) -> MuZeroModel:
-    return MuZeroModel(spaces, **model_sizes(hp))
+    return MuZeroModel(spaces, **{name: getattr(hp, name) for name in MODEL_SETTINGS})
 
 
 def efficientzero_model(spaces: Spaces, hp: Any) -> EfficientZeroModel:
-    sizes = {"lstm_size": hp.lstm_size, "projection_size": hp.projection_size}
-    return EfficientZeroModel(spaces, lstm_horizon=hp.lstm_horizon, **sizes, **model_sizes(hp))
-
-
-def model_sizes(hp: Any) -> dict[str, Any]:
-    names = (
-        "latent_size", "hidden_sizes", "activation", "value_limit", "reward_limit",
-        "network", "channels", "blocks", "stem",
-    )  # fmt: skip
-    return {name: getattr(hp, name) for name in names}
+    return EfficientZeroModel(spaces, **{name: getattr(hp, name) for name in MODEL_SETTINGS + LSTM_SETTINGS})
 
 
 MuZeroActor = partial(PlanningActor, make_model=muzero_model, plan=plan_by_visits)

@@ -113,16 +113,10 @@ def plan_in_task(planner: Planner, model: ScaleZeroModel, obs: Observation, hp: 
 
 
 def make_model(spaces: Sequence[Spaces], hp: Any) -> ScaleZeroModel:
-    return ScaleZeroModel(
-        spaces,
-        Size(hp.width, hp.layers, hp.heads, hp.num_experts, hp.expert_size),
-        Adapters(hp.num_adapters, hp.adapter_rank, hp.adapter_alpha, hp.adapter_dropout),
-        hidden_sizes=hp.hidden_sizes,
-        activation=hp.activation,
-        context=hp.context,
-        train_context=hp.train_context,
-        value_limit=hp.value_limit,
-        reward_limit=hp.reward_limit,
-        task_embedding=hp.task_embedding,
-        routing=hp.routing,
-    )
+    size = Size(hp.width, hp.layers, hp.heads, hp.num_experts, hp.expert_size)
+    adapters = Adapters(hp.num_adapters, hp.adapter_rank, hp.adapter_alpha, hp.adapter_dropout)
+    names = (
+        "hidden_sizes", "activation", "context", "train_context", "value_limit", "reward_limit",
+        "task_embedding", "routing",
+    )  # fmt: skip
+    return ScaleZeroModel(spaces, size, adapters, **{name: getattr(hp, name) for name in names})

@@ -94,7 +94,7 @@ class hyperparameter:
     During a run a written value replaces the schedule: see `Controls.take_writes`.
     """
 
-    def __set_name__(self, owner: type, name: str) -> None:
+    def __init__(self, name: str) -> None:
         self.name = name
 
     def __get__(self, learner: Any, owner: type | None = None) -> Any:
@@ -124,9 +124,7 @@ class Learner:
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         for name in scalar_names(cls.Hyperparameters) if "Hyperparameters" in vars(cls) else ():
-            attribute = hyperparameter()
-            attribute.__set_name__(cls, name)
-            setattr(cls, name, attribute)
+            setattr(cls, name, hyperparameter(name))
 
     def weights(self) -> Weights:
         """The actor's weights, for actors in other processes."""

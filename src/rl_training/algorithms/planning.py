@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rl_training.acting.paths import make_gradient
 from rl_training.acting.planner import Plan
-from rl_training.acting.planning import PlanningActor, search_arguments, signed_discount
+from rl_training.acting.planning import PlanningActor, search_arguments
 from rl_training.algorithms.base import scalar, setting
 from rl_training.algorithms.optim import Adam, backward, clipped_step, soft_update
 from rl_training.algorithms.planning_losses import step_weights, unrolled_losses
@@ -101,10 +101,6 @@ class PlanningLearner(TargetNetworkLearner):
         self.optimizers = {"model": Adam(actor.parameters, eps=1e-8)}
         self.fast_gradient = make_gradient(self.gradient, self.constants_of_gradient, self.device)
 
-    @property
-    def discount(self) -> float:
-        return signed_discount(self.hp.gamma, self.spaces.num_players == 2)
-
     def move_target(self) -> None:
         soft_update(self.target_model, self.model, self.hp.tau)
         self.target_planner.refresh()
@@ -146,8 +142,7 @@ class PlanningLearner(TargetNetworkLearner):
             index,
             self.hp,
             n=self.steps_to_bootstrap(replay, index),
-            discount=self.discount,
-            action_space=self.spaces.action,
+            spaces=self.spaces,
             values_at=lambda place: self.target_planner.values(replay.observations(place)),
             plan_at=lambda place: self.reanalyse(replay, place),
             rng=self.rng,

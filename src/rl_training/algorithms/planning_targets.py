@@ -8,10 +8,10 @@ from typing import Any, cast
 import gymnasium as gym
 import numpy as np
 
-from rl_training.acting.planner import Plan
+from rl_training.acting.planner import Plan, signed_discount
 from rl_training.data.replay import Replay
 from rl_training.ops.returns import bootstrap_after, n_step_sum
-from rl_training.types import Array
+from rl_training.types import Array, Spaces
 
 
 def sequence_targets(
@@ -20,8 +20,7 @@ def sequence_targets(
     hp: Any,
     *,
     n: int | Array,
-    discount: float,
-    action_space: gym.Space,
+    spaces: Spaces,
     values_at: Callable[[Array], Array],
     plan_at: Callable[[Array], Plan],
     rng: np.random.Generator,
@@ -36,6 +35,7 @@ def sequence_targets(
     sequence = replay.sequences(index, count + hp.n_step)
     steps, terminated, place = sequence["steps"], sequence["terminated"], sequence["place"]
     known = np.arange(count) < steps[:, None]
+    discount = signed_discount(hp.gamma, spaces.num_players == 2)
     value = value_targets(sequence, n, count, discount, values_at, only_values=hp.bootstrap == "target")
     stored: tuple[str, ...] = ("policy", "candidates")
     policy = {name: sequence[name][:, :count] for name in stored if name in sequence}
@@ -46,7 +46,7 @@ def sequence_targets(
     over = terminated[:, None] & ~known
     known_reward = known[:, :-1]
     targets = policy | {
-        "action": with_random_actions(sequence["action"][:, : count - 1], known_reward, action_space, rng),
+        "action": with_random_actions(sequence["action"][:, : count - 1], known_reward, spaces.action, rng),
         "reward": np.where(known_reward, sequence["reward"][:, : count - 1], np.float32(0)),
         "value": np.where(known, value, np.float32(0)),
         "policy_mask": known.astype(np.float32),

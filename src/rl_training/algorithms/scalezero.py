@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from rl_training.acting.planner import Plan
-from rl_training.acting.planning import search_arguments, signed_discount
+from rl_training.acting.planning import search_arguments
 from rl_training.acting.scalezero import ScaleZeroActor, plan_in_task
 from rl_training.algorithms.base import scalar, setting
 from rl_training.algorithms.muzero import cooling
@@ -190,8 +190,7 @@ class ScaleZero(ReplayLearner[Sequence[Replay]]):
             index,
             self.hp,
             n=int(self.hp.n_step),
-            discount=signed_discount(self.hp.gamma, self.spaces[task].num_players == 2),
-            action_space=self.spaces[task].action,
+            spaces=self.spaces[task],
             values_at=lambda place: self.target_values(task, replay, place),
             plan_at=lambda place: self.reanalyse(task, replay, place),
             rng=self.rng,

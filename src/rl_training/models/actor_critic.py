@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import cast
 
 import gymnasium as gym
 import torch
@@ -47,12 +47,12 @@ class ActorCritic(nn.Module):
         """(policies, values [B]) of observations [B, ...]."""
         features = self.encoder(obs)
         policy = self.policy_head(self.policy_trunk(features))
-        return self.action_head(policy, self.log_std), self.value_of(features)
+        return self.action_head.make(policy, self.log_std), self.value_of(features)
 
     def acting_policy(self, output: Array) -> Distribution:
         """The policy given by outputs [N, action_head.size] of its network, on the CPU."""
         log_std = None if self.log_std is None else self.log_std.detach().cpu().numpy()
-        return self.action_head(output if self.action_head.takes_numpy else torch.from_numpy(output), log_std)
+        return self.action_head.make(output if self.action_head.takes_numpy else torch.from_numpy(output), log_std)
 
     def value(self, obs: TensorTree) -> Tensor:
         """Observations [B, ...] to values [B]."""
@@ -74,32 +74,30 @@ class ActorCritic(nn.Module):
 
 
 class ActionHead:
-    """The number of outputs that a policy needs for an action space, and the distribution made from them."""
+    """For an action space: the number of outputs of a policy, and the distribution made from them."""
 
     def __init__(self, space: gym.Space) -> None:
         self.log_std_shape: tuple[int, ...] | None = None
-        self.make: Callable[[Any], Distribution] | None = None
         self.takes_numpy = isinstance(space, gym.spaces.Discrete | gym.spaces.Box)
+        self.make: Callable[[Numbers, Numbers], Distribution]  # from outputs [..., size] and log_std
         if isinstance(space, gym.spaces.Discrete):
-            self.size, self.make = int(space.n), Categorical
+            self.size, self.make = int(space.n), lambda x, _: Categorical(x)
         elif isinstance(space, gym.spaces.MultiDiscrete) and space.nvec.ndim == 1:
             sizes = [int(n) for n in space.nvec]
-            self.size, self.make = sum(sizes), lambda x: MultiCategorical(x, sizes)
+            self.size, self.make = sum(sizes), lambda x, _: MultiCategorical(x, sizes)
         elif isinstance(space, gym.spaces.MultiBinary):
             shape = space.shape
-            self.size, self.make = math.prod(shape), lambda x: Bernoulli(x.unflatten(-1, shape), len(shape))
+            self.size, self.make = math.prod(shape), lambda x, _: Bernoulli(x.unflatten(-1, shape), len(shape))
         elif isinstance(space, gym.spaces.Box) and space.dtype.kind == "f" and space.shape:
             self.size, self.log_std_shape = math.prod(space.shape), space.shape
+            self.make = self.gaussian
         else:
             raise InputError(
                 f"no policy for action space {space}: supported are Discrete, MultiDiscrete (one-dimensional), "
                 "MultiBinary and Box of floats; wrap the environment with gymnasium.wrappers.TransformAction"
             )
 
-    def __call__(self, output: Numbers, log_std: Numbers = None) -> Distribution:
-        """The distribution given by outputs [..., size], or by an array [N, size] if `takes_numpy`."""
-        if self.make is not None:
-            return self.make(output)
-        shape = self.log_std_shape
-        assert shape is not None
-        return DiagGaussian(output if len(shape) == 1 else output.reshape(*output.shape[:-1], *shape), log_std)
+    @staticmethod
+    def gaussian(mean: Numbers, log_std: Numbers) -> DiagGaussian:
+        shape = log_std.shape
+        return DiagGaussian(mean if len(shape) == 1 else mean.reshape(*mean.shape[:-1], *shape), log_std)

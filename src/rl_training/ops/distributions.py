@@ -1,15 +1,15 @@
 """Policies as distributions over actions, from the outputs of a network.
 
-A sample is a function of noise that numpy draws, so that a run's random stream is the same on every device. The last
-axes are those of an action; log_prob, entropy and kl sum over them. For acting, where a call costs more than its
-arithmetic, Categorical and the Gaussians also take numpy arrays.
+`sample` is a function of `noise`, which numpy draws, so that a run's random stream is the same on every device. `mode`
+is the most likely action, p.kl(q) is KL(p || q). The last axes are those of an action, over which log_prob, entropy and
+kl sum. For acting, where a call costs more than its arithmetic, Categorical and Gaussians also take numpy arrays.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Protocol, TypeAlias, TypeVar, cast
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -19,32 +19,18 @@ from torch import Tensor
 from rl_training.types import Array
 
 Numbers: TypeAlias = Any  # a Tensor, or an ndarray where the class allows it
-Self_ = TypeVar("Self_", bound="Distribution")
-
-
-class Distribution(Protocol):
-    @property
-    def mode(self) -> Numbers:
-        """The most likely action."""
-        ...
-
-    def noise(self, rng: np.random.Generator) -> Array:
-        """The random numbers for one call of `sample`."""
-        ...
-
-    def sample(self, noise: Array) -> Numbers: ...
-    def log_prob(self, action: Numbers) -> Numbers: ...
-    def entropy(self) -> Numbers: ...
-    def kl(self: Self_, other: Self_) -> Numbers:
-        """KL(self || other)."""
-        ...
 
 
 class Categorical:
     """One of A actions: logits [..., A], actions int64 [...]."""
 
     def __init__(self, logits: Numbers) -> None:
-        self.log_probs = _log_softmax(logits)
+        self.log_probs: Numbers
+        if isinstance(logits, Tensor):
+            self.log_probs = F.log_softmax(logits, -1)
+        else:
+            shifted = logits - logits.max(-1, keepdims=True)
+            self.log_probs = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
 
     @property
     def mode(self) -> Numbers:
@@ -58,7 +44,9 @@ class Categorical:
         return (self.log_probs - _like(self.log_probs, noise)).argmax(-1)
 
     def log_prob(self, action: Numbers) -> Numbers:
-        return _pick(self.log_probs, action)
+        if isinstance(action, Tensor):
+            return self.log_probs.gather(-1, action.unsqueeze(-1)).squeeze(-1)
+        return self.log_probs[np.arange(len(action)), action]  # of [N, A]
 
     def entropy(self) -> Numbers:
         return -(self.log_probs.exp() * self.log_probs).sum(-1)
@@ -126,7 +114,7 @@ class DiagGaussian:
     """Independent normals: mean [..., *shape], the same log_std [*shape] in every state, actions [..., *shape]."""
 
     def __init__(self, mean: Numbers, log_std: Numbers) -> None:
-        self.mean, self.log_std = mean, log_std
+        self.mean, self.log_std, self.library = mean, log_std, _library(mean)
         self.axes = tuple(range(-log_std.ndim, 0))
 
     @property
@@ -137,10 +125,10 @@ class DiagGaussian:
         return cast(Array, rng.standard_normal(self.mean.shape, dtype=np.float32))
 
     def sample(self, noise: Array) -> Numbers:
-        return self.mean + _exp(self.log_std) * _like(self.mean, noise)
+        return self.mean + self.library.exp(self.log_std) * _like(self.mean, noise)
 
     def log_prob(self, action: Numbers) -> Numbers:
-        z = (action - self.mean) * _exp(-self.log_std)
+        z = (action - self.mean) * self.library.exp(-self.log_std)
         return -0.5 * (z * z).sum(self.axes) - (self.log_std + _HALF_LOG_2PI).sum()
 
     def entropy(self) -> Numbers:
@@ -156,18 +144,18 @@ class TanhGaussian:
     """tanh of independent normals: mean and log_std [..., A], actions [..., A] between -1 and 1."""
 
     def __init__(self, mean: Numbers, log_std: Numbers) -> None:
-        self.mean, self.log_std = mean, log_std
+        self.mean, self.log_std, self.library = mean, log_std, _library(mean)
 
     @property
     def mode(self) -> Numbers:
         """tanh of the mean, which is the median of the actions."""
-        return _tanh(self.mean)
+        return self.library.tanh(self.mean)
 
     def noise(self, rng: np.random.Generator) -> Array:
         return cast(Array, rng.standard_normal(self.mean.shape, dtype=np.float32))
 
     def sample(self, noise: Array) -> Numbers:
-        return _tanh(self.mean + _exp(self.log_std) * _like(self.mean, noise))
+        return self.library.tanh(self.mean + self.library.exp(self.log_std) * _like(self.mean, noise))
 
     def sample_with_log_prob(self, noise: Tensor) -> tuple[Tensor, Tensor]:
         """Actions [..., A] and their log-densities [...], both differentiable.
@@ -180,6 +168,7 @@ class TanhGaussian:
         return u.tanh(), log_prob
 
 
+Distribution: TypeAlias = Categorical | MultiCategorical | Bernoulli | DiagGaussian
 _HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 
 
@@ -192,23 +181,5 @@ def _like(x: Numbers, noise: Array) -> Numbers:
     return torch.from_numpy(noise).to(x.device) if isinstance(x, Tensor) else noise
 
 
-def _exp(x: Numbers) -> Numbers:
-    return x.exp() if isinstance(x, Tensor) else np.exp(x)
-
-
-def _tanh(x: Numbers) -> Numbers:
-    return x.tanh() if isinstance(x, Tensor) else np.tanh(x)
-
-
-def _log_softmax(x: Numbers) -> Numbers:
-    if isinstance(x, Tensor):
-        return F.log_softmax(x, -1)
-    x = x - x.max(-1, keepdims=True)
-    return x - np.log(np.exp(x).sum(-1, keepdims=True))
-
-
-def _pick(x: Numbers, index: Numbers) -> Numbers:
-    """x[..., index[...]]; arrays are [N, A]."""
-    if isinstance(x, Tensor):
-        return x.gather(-1, index.unsqueeze(-1)).squeeze(-1)
-    return x[np.arange(len(index)), index]
+def _library(x: Numbers) -> Any:
+    return torch if isinstance(x, Tensor) else np

@@ -128,26 +128,22 @@ class Search:
     def fused(
         self,
         rules: Rules,
-        network: Perceptrons,
+        network: tuple[Perceptrons, PrefixLSTM | None],
         state: Array,
         root: Evaluation,
         *,
-        lstm: PrefixLSTM | None = None,
-        discount: float,
         num_simulations: int,
         legal: Array | None = None,
         gumbel: Array | None = None,
         constants: SearchConstants = SearchConstants(),  # noqa: B008
     ) -> SearchResult:
-        """The same with a small network compiled in. state [B, S] is that of the roots. lstm: for value prefixes."""
+        """The same with a small network compiled in. state [B, S] is that of the roots."""
         _, run = kernels(rules)
-        batch = len(state)
-        tree, table = self._prepare(rules, batch, num_simulations, legal, gumbel, constants)
+        tree, table = self._prepare(rules, len(state), num_simulations, legal, gumbel, constants)
         if len(self.states) <= num_simulations or self.states.shape[1:] != state.shape:
             self.states = np.empty((num_simulations + 1, *state.shape), np.float32)
         self.states[0] = state
-        prediction, discounts = _packed(root).prediction, np.full(batch, discount, np.float32)
-        run(tree, network, lstm, self.states, prediction, discounts, table, as_floats(constants))
+        run(tree, *network, self.states, *_packed(root), table, as_floats(constants))
         return _result(tree)
 
     def _prepare(
