@@ -11,7 +11,7 @@ import conftest
 import fake_algorithm
 import test_contract as contract
 from rl_training import ALGORITHMS, TrainConfig, train
-from rl_training.runtime.controls import fields_of
+from rl_training.runtime.hyperparameters import hyperparameters_of
 
 PROMISES = [function for name, function in vars(contract).items() if name.startswith("test_")]
 SCALAR, SETTING = "learning_rate", "num_steps"
@@ -34,7 +34,7 @@ def test_it_keeps(promise, request):
 
 def test_it_is_short_and_declares_one_scalar_and_one_setting():
     assert len(Path(fake_algorithm.__file__).read_text().splitlines()) < 100
-    declared = fields_of(fake_algorithm.FakeHyperparameters)
+    declared = hyperparameters_of(fake_algorithm.FakeHyperparameters)
     assert {name: field.is_scalar for name, field in declared.items()} == {SCALAR: True, SETTING: False}
 
 

@@ -7,7 +7,7 @@ import pytest
 from conftest import TINY
 from rl_training import ALGORITHMS, resume_training, train
 from rl_training.algorithms.optim import Adam, RMSprop
-from rl_training.runtime import run as run_module
+from rl_training.runtime import setup
 
 
 def iteration(algo):
@@ -62,7 +62,7 @@ def test_every_gradient_step_has_the_learning_rate_of_its_step(algo, tiny_config
 def test_an_update_reads_the_discount_of_its_step(algo, tiny_config, monkeypatch):
     """On entry to `update` or `learn`: the value that targets are made with."""
     used, seen = [], []
-    build = run_module.build_actor_and_learner
+    build = setup.build_actor_and_learner
 
     def spied(*args):
         actor, learner = build(*args)
@@ -76,7 +76,7 @@ def test_an_update_reads_the_discount_of_its_step(algo, tiny_config, monkeypatch
         setattr(learner, name, update)
         return actor, learner
 
-    monkeypatch.setattr(run_module, "build_actor_and_learner", spied)
+    monkeypatch.setattr(setup, "build_actor_and_learner", spied)
     note = lambda run: seen.append((run.step, used.pop()))  # noqa: E731
     train(tiny_config(algo, {"total_timesteps": 128}, **KWARGS), callbacks=[note], progress="silent")
     assert used == []
