@@ -142,8 +142,8 @@ def test_the_target_network_moves_on_in_a_run_resumed_without_its_replay(tiny_co
     moves = []
 
     def spy(run):
-        if run.learner.synced not in moves:
-            moves.append(run.learner.synced)
+        if run.learner.target_moved_at not in moves:
+            moves.append(run.learner.target_moved_at)
 
     path = result.run_dir / "checkpoints" / "best"
     resume_training(path, total_timesteps=512, callbacks=[spy], progress="silent")

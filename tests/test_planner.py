@@ -260,7 +260,7 @@ def test_planning_changes_nothing(algo: str, spaces: Spaces) -> None:
     assert learner.hp == dataclasses.replace(hp)
     after = state_of(learner)
     assert state.keys() == after.keys()
-    for key in ("rng", "gradient_steps", "learned", "owed", "synced", "version"):
+    for key in ("rng", "gradient_steps", "env_steps_used", "fraction_due", "target_moved_at", "version"):
         assert state[key] == after[key]
     for key in ("model", "target_model", "optimizer"):
         assert all(torch.equal(x, after[key][name]) for name, x in state[key].items())

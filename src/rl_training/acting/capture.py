@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,53 +11,23 @@ from torch import Tensor
 WARM_UP = 3  # runs before a capture, in which libraries select kernels
 
 
-class Captured(Protocol):
-    """A captured function. `output` is its return value. Each replay writes to the same tensors."""
-
-    output: Any
-
-    def replay(self) -> None: ...
-
-    def launch(self) -> None:
-        """Start a replay. `wait` returns when it is done."""
-
-    def wait(self) -> None: ...
-
-
-class Capture(Protocol):
-    """Captures functions without parameters. A replay reads the current content of tensors; all else that a function
-    reads is fixed at the capture. Tests have a Capture that needs no GPU."""
-
-    def pinned(self, tensor: Tensor) -> Tensor:
-        """A copy in host memory that the device can read and write."""
-        ...
-
-    def warm_up(self, function: Callable[[], Any]) -> Any:
-        """Run a function as before a capture."""
-        ...
-
-    def __call__(self, function: Callable[[], Any]) -> Captured: ...
-
-
-def capture_after_warm_up(capture: Capture, function: Callable[[], Any]) -> Captured:
-    """Capture a function after WARM_UP runs."""
-    for _ in range(WARM_UP):
-        capture.warm_up(function)
-    return capture(function)
-
-
 class CudaCapture:
-    """Captures on a CUDA device, by default the current one."""
+    """Captures functions without parameters on a CUDA device, by default the current one.
+
+    A replay reads the current content of tensors. All else that a function reads is fixed at the capture. Tests have a
+    class with these methods that needs no GPU.
+    """
 
     def __init__(self, device: torch.device | None = None) -> None:
         self.device = device
         self.stream: Any = None
 
     def pinned(self, tensor: Tensor) -> Tensor:
+        """A copy in host memory that the device can read and write."""
         return tensor.pin_memory()
 
     def warm_up(self, function: Callable[[], Any]) -> Any:
-        """Run on another stream than the default one, as captures require: autograd keeps references to streams."""
+        """Run before a capture. Not on the default stream, because autograd keeps references to streams."""
         self.stream = self.stream or torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         self.stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(self.stream):
@@ -70,6 +40,8 @@ class CudaCapture:
 
 
 class CudaGraph:
+    """A captured function. `output` is its return value. Each replay writes to the same tensors."""
+
     def __init__(self, function: Callable[[], Any], device: torch.device | None) -> None:
         self.stream = torch.cuda.current_stream(device)  # the call takes as long as a kernel
         self.graph = torch.cuda.CUDAGraph()
@@ -81,8 +53,15 @@ class CudaGraph:
         self.graph.replay()
 
     def launch(self) -> None:
+        """Start a replay. `wait` returns when it is done."""
         self.graph.replay()
         self.done.record(self.stream)
 
     def wait(self) -> None:
         self.done.synchronize()
+
+
+def capture_after_warm_up(capture: CudaCapture, function: Callable[[], Any]) -> CudaGraph:
+    for _ in range(WARM_UP):
+        capture.warm_up(function)
+    return capture(function)

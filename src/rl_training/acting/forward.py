@@ -87,15 +87,10 @@ def is_numpy_mlp(network: nn.Module) -> bool:
     return all(isinstance(m, nn.Linear) for m in modules[::2]) and all(type(m) in ACTIVATIONS for m in modules[1::2])
 
 
-def _tanh(x: Array) -> None:
-    np.tanh(x, out=x)
-
-
-def _relu(x: Array) -> None:
-    np.maximum(x, np.float32(0), out=x)
-
-
-ACTIVATIONS: dict[type, Callable[[Array], None]] = {nn.Tanh: _tanh, nn.ReLU: _relu}  # in place
+ACTIVATIONS: dict[type, Callable[[Array], Array]] = {  # in place
+    nn.Tanh: lambda x: np.tanh(x, out=x),
+    nn.ReLU: lambda x: np.maximum(x, np.float32(0), out=x),
+}
 
 
 def to_tensors(obs: Observation, device: torch.device) -> Any:

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from rl_training.acting.capture import Capture, Captured, CudaCapture
+from rl_training.acting.capture import CudaCapture, CudaGraph
 from rl_training.data.batch import tree_map
 from rl_training.types import Batch
 
@@ -26,18 +26,18 @@ class GraphedGradient:
     MAX_CAPTURES = 8
 
     def __init__(
-        self, gradient: Gradient, constants: Callable[[], tuple[float, ...]], capture: Capture | None = None
+        self, gradient: Gradient, constants: Callable[[], tuple[float, ...]], capture: CudaCapture | None = None
     ) -> None:
         self.gradient, self.constants = gradient, constants
         self.capture = capture or CudaCapture()
         self.key: Any = None
         self.runs = 0  # with this key
         self.captures = 0
-        self.graph: Captured | None = None
+        self.graph: CudaGraph | None = None
         self.batch: Batch = {}
 
     def __call__(self, batch: Batch) -> dict[str, Tensor]:
-        key = (self.constants(), shapes(batch))
+        key = self.constants(), tree_map(lambda x: (x.shape, x.dtype), batch)
         if key != self.key:
             self.key, self.runs, self.graph, self.batch = key, 0, None, {}
         self.runs += 1
@@ -51,12 +51,6 @@ class GraphedGradient:
         copy_into(self.batch, batch)
         self.graph.replay()
         return {name: value.clone() for name, value in self.graph.output.items()}
-
-
-def shapes(tree: Any) -> Any:
-    if isinstance(tree, dict):
-        return tuple((key, shapes(branch)) for key, branch in tree.items())
-    return tuple(tree.shape), tree.dtype
 
 
 def copy_into(target: Any, tree: Any) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rl_training.acting.capture import Capture, CudaCapture, capture_after_warm_up
+from rl_training.acting.capture import CudaCapture, capture_after_warm_up
 from rl_training.acting.forward import to_tensors
 from rl_training.data.history import num_rows
 from rl_training.models.muzero import Inference, PlanningModel
@@ -25,7 +25,9 @@ class TorchInference:
         self.device = next(model.parameters()).device
         self.states = torch.empty(0, model.state_size, device=self.device)  # [nodes * B, S]
         self.batch = 0
-        self.decodes = compiled_decoding and self.device.type == "cpu" and model.has_plain_scalars
+        kind = type(model)
+        plain = (kind.scalars, kind.recurrent) == (PlanningModel.scalars, PlanningModel.recurrent)  # see `decoded`
+        self.decodes = compiled_decoding and self.device.type == "cpu" and plain
 
     @torch.inference_mode()
     def initial(self, obs: Observation, num_simulations: int, history: History | None = None) -> Array:
@@ -87,7 +89,7 @@ class GraphInference(TorchInference):
     HALF = 2048  # trees: the GPU is hardly faster with fewer
     MOST = 8  # batch sizes with graphs; the least recently used is dropped
 
-    def __init__(self, model: PlanningModel, capture: Capture | None = None) -> None:
+    def __init__(self, model: PlanningModel, capture: CudaCapture | None = None) -> None:
         super().__init__(model)
         self.capture = capture or CudaCapture(self.device)
         self.graphs: dict[tuple[int, int, tuple[int, ...]], Graph] = {}
@@ -149,7 +151,7 @@ class FirstGraph:
     """`initial`, captured for observations `now`, and a history, of certain shapes. The output is valid until the next
     call."""
 
-    def __init__(self, model: PlanningModel, inputs: dict[str, Tensor], capture: Capture) -> None:
+    def __init__(self, model: PlanningModel, inputs: dict[str, Tensor], capture: CudaCapture) -> None:
         self.inputs = {name: x.clone() for name, x in inputs.items()}
         now, history = self.inputs["now"], {name: x for name, x in self.inputs.items() if name != "now"}
         self.captured = capture_after_warm_up(capture, lambda: model.initial(now, history or None))
@@ -165,7 +167,7 @@ class Graph:
     """`recurrent`, captured for some of B trees with states in `states` [nodes * B, S]."""
 
     def __init__(
-        self, model: PlanningModel, states: Tensor, batch: int, trees: Array, action: Array, capture: Capture
+        self, model: PlanningModel, states: Tensor, batch: int, trees: Array, action: Array, capture: CudaCapture
     ) -> None:
         device = states.device
         self.batch, self.trees = batch, trees

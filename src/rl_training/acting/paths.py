@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -17,14 +16,12 @@ from rl_training.acting.fused import is_fusable
 from rl_training.acting.graphed import GraphedGradient
 from rl_training.acting.inference import GraphInference, TorchInference
 from rl_training.acting.numpy_transformer import NumpyInference
+from rl_training.acting.q_gradient import QGradient
 from rl_training.models.muzero import PlanningModel
 from rl_training.models.networks import Encoder, Flatten
+from rl_training.models.q_network import QNetwork
 from rl_training.models.scalezero import TaskModel
 from rl_training.types import Batch
-
-if TYPE_CHECKING:
-    from rl_training.acting.q_gradient import QGradient
-    from rl_training.models.q_network import QNetwork
 
 # Up to so many multiplications in a layer numpy is faster than torch. Beyond, its BLAS starts threads.
 SMALL_LAYER = 1 << 18
@@ -79,11 +76,7 @@ def make_q_gradient(model: QNetwork, target_model: QNetwork, *, batch_size: int)
     if _plain or not reads_vectors(model.encoder) or not is_numpy_mlp(model.head):
         return None
     hidden = [layer.out_features for layer in list(model.head.children())[:-1] if isinstance(layer, nn.Linear)]
-    if batch_size * max(hidden, default=1) ** 2 > SMALL_LAYER:
-        return None
-    from rl_training.acting.q_gradient import QGradient
-
-    return QGradient(model, target_model)
+    return QGradient(model, target_model) if batch_size * max(hidden, default=1) ** 2 <= SMALL_LAYER else None
 
 
 def make_gradient(

@@ -7,12 +7,7 @@ from typing import Literal
 
 import torch.nn.functional as F
 
-from rl_training.algorithms.actor_critic import (
-    ActorCriticHyperparameters,
-    ActorCriticLearner,
-    mean_entropy,
-    total_loss,
-)
+from rl_training.algorithms.actor_critic import ActorCriticHyperparameters, ActorCriticLearner, mean_entropy, total_loss
 from rl_training.algorithms.base import scalar, setting
 from rl_training.algorithms.optim import Adam, MeanMetrics, Optimizer, RMSprop, gradient_step
 from rl_training.data.batch import flatten

@@ -1,4 +1,4 @@
-"""What the on-policy algorithms share: hyperparameters, the learning batch with advantages, terms of the loss."""
+"""The base of on-policy algorithms: hyperparameters, the batch with advantages, terms of the loss."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class ActorCriticHyperparameters:
 
 
 def actor_critic_fields(spaces: Spaces, hp: ActorCriticHyperparameters) -> Fields:
-    """A step holds the log-probability of its action, and the value of its state, by the policy that acted."""
+    """A step also holds the log-probability of its action and the value of its state, at the time of acting."""
     return step_fields(spaces, {"logprob": NUMBER, "value": NUMBER})
 
 
@@ -60,7 +60,7 @@ class ActorCriticLearner(Learner):
         """Learn from one rollout [T, N, ...]."""
 
     def learning_batch(self, rollout: Rollout, metrics: MeanMetrics) -> Batch:
-        """The rollout [T, N, ...] on the device, with `advantage` and the value's `target`."""
+        """The rollout [T, N, ...] on the device, with `advantage` and value `target`."""
         data = to_device(rollout.batch, self.device)
         advantage = self.advantages(rollout, data)
         target = advantage + data["value"]
@@ -68,7 +68,7 @@ class ActorCriticLearner(Learner):
         return {**data, "advantage": advantage, "target": target}
 
     def advantages(self, rollout: Rollout, data: Batch) -> Tensor:
-        """[T, N] advantages of the actions taken; `data` is the rollout on the device."""
+        """[T, N] The advantages of the actions. `data` is the rollout on the device."""
         _, _, after = rollout.ends()
         end_value = self.values(after["obs"]) if after else data["value"].new_empty(0)
         return gae(
@@ -83,12 +83,12 @@ class ActorCriticLearner(Learner):
 
     @torch.no_grad()
     def values(self, obs: Any) -> Tensor:
-        """[M] values of observations [M, ...]."""
+        """[M] The values of observations [M, ...]."""
         return self.model.value(to_device(obs, self.device))
 
 
 def mean_entropy(policy: Distribution, ent_coef: float) -> Tensor:
-    with torch.set_grad_enabled(ent_coef != 0):  # without weight it is only reported
+    with torch.set_grad_enabled(ent_coef != 0):  # with a coefficient of 0 it is only a metric
         return cast(Tensor, policy.entropy().mean())
 
 

@@ -1,4 +1,4 @@
-"""What every algorithm declares, numbers with bounds and meaning, and what every learner has."""
+"""The declaration of hyperparameters, and the base class of learners."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 import numbers
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, ClassVar, TypeVar, get_args, get_type_hints
+from typing import Any, ClassVar, TypeVar, cast, get_args, get_type_hints
 
 import numpy as np
 
@@ -29,11 +29,11 @@ def scalar(
     needs: tuple[str, Any] | None = None,
     atari: float | Callable[..., dict[str, Any]] | None = None,
 ) -> Any:
-    """Declare a schedulable number with its default, bounds (inclusive) and meaning. None: switched off.
+    """Declare a schedulable number with its default, bounds (inclusive) and help text. None: switched off.
 
-    auto: None is also spelt `auto`, because the algorithm then finds the number itself. schedule: where the config says
-    nothing of the number, it takes this schedule, made from the settings that the function's parameters name. needs:
-    another hyperparameter and its value without which this one has no effect: it is None then, and an error to give.
+    auto: None is also spelt `auto`, because the algorithm then chooses the number. schedule: the default schedule, a
+    function of the settings that its parameters name. needs: another hyperparameter and its value without which this
+    one has no effect: it is then None, and a config that gives it is an error.
     atari: the default with Atari preprocessing, where the published one differs: a number, or a schedule.
     """
     metadata = {"scalar": True, "low": low, "high": high, "help": help, "atari": atari}
@@ -50,7 +50,7 @@ def setting(
     needs: tuple[str, Any] | None = None,
     atari: T | None = None,
 ) -> T:
-    """Declare what is fixed for a whole run: sizes, switches, choices (annotated as Literal). The rest: see scalar."""
+    """Declare a setting that is fixed for a run: a size, a switch, a choice (annotated as Literal). See `scalar`."""
     metadata = {"scalar": False, "low": low, "high": high, "help": help, "needs": needs, "atari": atari}
     return dataclasses.field(default=default, metadata=metadata)
 
@@ -62,12 +62,12 @@ def scalar_names(hyperparameters: type) -> tuple[str, ...]:
 
 @lru_cache
 def _types_of(hyperparameters: type) -> dict[str, tuple[Any, ...]]:
-    """The types that each field takes."""
+    """The accepted types of each field."""
     return {name: get_args(hint) or (hint,) for name, hint in get_type_hints(hyperparameters).items()}
 
 
 def checked_scalar(hp: Any, name: str, value: Any) -> float | int | None:
-    """A value for the scalar `name` of `hp`, by the rules for values of a config; InputError where it breaks one."""
+    """The value for the scalar `name` of `hp`, checked like a value of a config. Raises InputError."""
     field = next(f for f in dataclasses.fields(hp) if f.name == name)
     declared: Any = type(hp)
     types, low, high = _types_of(declared)[name], field.metadata["low"], field.metadata["high"]
@@ -89,9 +89,9 @@ def checked_scalar(hp: Any, name: str, value: Any) -> float | int | None:
 
 
 class hyperparameter:
-    """`learner.clip_coef` stands for `learner.hp.clip_coef`, read or written.
+    """The attribute `learner.clip_coef` reads and writes `learner.hp.clip_coef`.
 
-    During a run, a value that is written takes the place of the schedule from then on: see `Controls.take_writes`.
+    During a run a written value replaces the schedule: see `Controls.take_writes`.
     """
 
     def __set_name__(self, owner: type, name: str) -> None:
@@ -102,18 +102,18 @@ class hyperparameter:
 
     def __set__(self, learner: Any, value: float) -> None:
         learner.hp = dataclasses.replace(learner.hp, **{self.name: checked_scalar(learner.hp, self.name, value)})
-        vars(learner).setdefault("written", set()).add(self.name)  # also where the value is the one in force
+        vars(learner).setdefault("written", set()).add(self.name)  # even if the value is unchanged
 
 
 class Learner:
-    """What learns: optimizers, and the hyperparameters in force. It shares its network with the actor it was given.
+    """Optimizers and the current hyperparameters. The learner shares the network of its actor.
 
-    A subclass names its `Hyperparameters`; each scalar of them becomes an attribute: `learner.clip_coef`, ...
-    On-policy learners have `update(rollout)`, those of the replay family `learn(replay)`.
+    Each scalar of a subclass's `Hyperparameters` becomes an attribute: `learner.clip_coef`, ... On-policy learners have
+    `update(rollout)`, replay-based learners `learn(replay)`.
     """
 
     Hyperparameters: ClassVar[type]
-    hp: Any  # in force now: the run replaces them as training advances
+    hp: Any  # the current hyperparameters: the run replaces them as training advances
     gradient_steps: int = 0
 
     def __init__(self, actor: Any, hp: Any, *, rng: np.random.Generator) -> None:
@@ -129,12 +129,11 @@ class Learner:
             setattr(cls, name, attribute)
 
     def weights(self) -> Weights:
-        """The actor's weights, to be sent to actors elsewhere."""
-        weights: Weights = self.actor.weights()
-        return weights
+        """The actor's weights, for actors in other processes."""
+        return cast(Weights, self.actor.weights())
 
     def state_dict(self) -> State:
-        """All that is not the actor's."""
+        """The state of the learner without that of its actor."""
         return {
             "optimizers": {name: optimizer.state_dict() for name, optimizer in self.optimizers.items()},
             "rng": self.rng.bit_generator.state,
@@ -142,11 +141,11 @@ class Learner:
         }
 
     def state_pattern(self) -> State:
-        """What a state that can be loaded looks like: see `compare_state`. Where entries vary, say how."""
+        """The pattern of loadable states, for `compare_state`. Override it where entries vary."""
         return self.state_dict()
 
     def load_state_dict(self, state: State) -> None:
-        """Load after the actor."""
+        """To be called after the actor's."""
         for name, optimizer in self.optimizers.items():
             optimizer.load_state_dict(state["optimizers"][name])
         self.rng.bit_generator.state = state["rng"]

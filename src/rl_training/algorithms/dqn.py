@@ -1,5 +1,5 @@
-"""Deep Q-learning (Mnih et al., 2015), with double (arXiv:1509.06461) and dueling (1511.06581) networks, prioritized
-replay (1511.05952) and n-step returns as options."""
+"""Deep Q-learning (Mnih et al., 2015), optionally with double Q-learning (arXiv:1509.06461), dueling networks
+(1511.06581), prioritized replay (1511.05952) and n-step returns."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from rl_training.acting.actor import EpsilonGreedyActor
 from rl_training.acting.paths import make_q_gradient
 from rl_training.algorithms.base import scalar, setting
 from rl_training.algorithms.optim import Adam, backward, clipped_step
-from rl_training.algorithms.replay_based import CAPACITY, ReplayHyperparameters, ReplayLearner, annealing
+from rl_training.algorithms.replay_based import CAPACITY, ReplayHyperparameters, TargetNetworkLearner, annealing
 from rl_training.data.replay import Replay
 from rl_training.models.parameters import FlatParameters
-from rl_training.types import Batch, State
+from rl_training.types import Batch
 
 
 def exploration(exploration_fraction: float = 0.2, final_epsilon: float = 0.05) -> dict[str, Any]:
-    """From always to rarely, over the first part of training."""
+    """Linear decay of epsilon over the first part of training."""
     if exploration_fraction == 0:
         return {"kind": "constant", "start": final_epsilon}
     duration = f"{100 * exploration_fraction:g}%"
@@ -62,11 +62,10 @@ class DQNHyperparameters(ReplayHyperparameters):
     max_grad_norm: float | None = scalar(10.0, "gradient clipping norm; None: no clipping")
 
 
-class DQN(ReplayLearner[Replay]):
+class DQN(TargetNetworkLearner):
     Hyperparameters = DQNHyperparameters
     hp: DQNHyperparameters
     actor: EpsilonGreedyActor
-    PRIORITY_FLOOR = 1e-6  # so that no transition is lost for good
 
     def __init__(self, actor: EpsilonGreedyActor, hp: DQNHyperparameters, *, rng: np.random.Generator) -> None:
         super().__init__(actor, hp, rng=rng)
@@ -77,11 +76,6 @@ class DQN(ReplayLearner[Replay]):
         self.target_model.requires_grad_(False)
         self.numpy_gradient = make_q_gradient(self.model, self.target_model, batch_size=hp.batch_size)
 
-    def learn(self, replay: Replay) -> dict[str, list[Tensor]]:
-        if self.target_is_due(replay):
-            self.move_target()
-        return super().learn(replay)
-
     def move_target(self) -> None:
         self.target.vector.lerp_(self.optimizers["model"].parameters.vector, self.hp.tau)
 
@@ -91,11 +85,11 @@ class DQN(ReplayLearner[Replay]):
         batch = self.sample(replay, n_step=hp.n_step, **priorities)
         report, error = self.update(batch)
         if self.hp.prioritized:
-            replay.set_priorities(batch["index"].numpy(), error.abs().cpu().double().numpy() + self.PRIORITY_FLOOR)
+            self.set_priorities(replay, batch["index"].numpy(), error)
         return report
 
     def update(self, batch: Batch) -> tuple[dict[str, Tensor], Tensor]:
-        """One gradient step; returns what to report, and the errors Q - target [B]."""
+        """Take one gradient step. Returns (metrics, errors Q - target [B])."""
         if self.numpy_gradient is None:
             loss, q, error = self.gradient(batch)
         else:
@@ -104,7 +98,7 @@ class DQN(ReplayLearner[Replay]):
         return {"loss": loss, "q_value": q.mean(), "grad_norm": norm}, error
 
     def gradient(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-        """Leave the loss's gradient with the optimizer; returns the loss, Q [B] and Q - target [B]."""
+        """Write the gradient of the loss. Returns (loss, Q [B], Q - target [B])."""
         target = self.targets(batch)
         q = self.model(batch["obs"]).gather(1, batch["action"].unsqueeze(1)).squeeze(1)
         loss = huber(q, target, batch.get("weight"))
@@ -113,7 +107,7 @@ class DQN(ReplayLearner[Replay]):
 
     @torch.no_grad()
     def targets(self, batch: Batch) -> Tensor:
-        """[B] reward + discount * max_a Q'(next_obs, a); double: Q' of the action that is best by Q."""
+        """[B] reward + discount * max_a Q'(next_obs, a); double: Q' of the best action by Q."""
         next_q = self.target_model(batch["next_obs"])
         if self.hp.double:
             best = self.model(batch["next_obs"]).argmax(1, keepdim=True)
@@ -122,16 +116,9 @@ class DQN(ReplayLearner[Replay]):
             value = next_q.amax(1)
         return cast(Tensor, batch["reward"] + batch["discount"] * value)
 
-    def state_dict(self) -> State:
-        return super().state_dict() | {"target_model": self.target_model.state_dict()}
-
-    def load_state_dict(self, state: State) -> None:
-        super().load_state_dict(state)
-        self.target_model.load_state_dict(state["target_model"])
-
 
 def huber(q: Tensor, target: Tensor, weight: Tensor | None) -> Tensor:
-    """Half the squared error up to one, linear beyond: the mean over the batch, or of the weighted errors."""
+    """The mean Huber loss, weighted by `weight` [B]."""
     if weight is None:
         return F.smooth_l1_loss(q, target)
     return (weight * F.smooth_l1_loss(q, target, reduction="none")).mean()

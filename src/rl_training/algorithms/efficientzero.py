@@ -1,10 +1,10 @@
-"""EfficientZero (Ye et al., arXiv:2111.00210): MuZero with a consistency loss, value prefixes, and targets that follow
-old experience less far."""
+"""EfficientZero (Ye et al., arXiv:2111.00210): MuZero with a consistency loss, value prefixes, and shorter n-step
+targets for older experience."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -33,7 +33,7 @@ class EfficientZeroHyperparameters(MuZeroHyperparameters):
     hidden_gradient_scale: float = scalar(
         0.5, "factor on the gradient of the latent state at each unrolled step (MuZero: 0.5)", high=1.0
     )
-    # The paper takes 120,000 gradient steps in 100,000 env steps.
+    # The paper: 120,000 gradient steps in 100,000 env steps.
     utd_ratio: float = scalar(1.0, "update-to-data ratio: gradient steps per env step, counted over all environments")
     n_step_decay: int = scalar(30_000, "off-policy correction: env steps of age that shrink n_step by 1", low=1)
     reanalyse_ratio: float = scalar(
@@ -50,15 +50,14 @@ class EfficientZero(PlanningLearner):
     model: EfficientZeroModel
 
     def steps_to_bootstrap(self, replay: Replay, index: Array) -> Array:
-        """[B] The older a sequence, the less its actions are the policy's: it then bootstraps after fewer of them."""
-        n: Array = np.clip(self.hp.n_step - replay.age(index) // self.hp.n_step_decay, 1, None)
-        return n
+        """[B] Off-policy correction: older sequences have a smaller n."""
+        return cast(Array, np.clip(self.hp.n_step - replay.age(index) // self.hp.n_step_decay, 1, None))
 
     def targets(self, replay: Replay, index: Array) -> dict[str, Any]:
-        """With the observations [B * K, ...] that followed, for the consistency loss."""
+        """Also the next observations [B * K, ...], for the consistency loss."""
         batch = super().targets(replay, index)
         place = replay.sequences(index, self.hp.unroll_steps + 1)["place"]
-        # The mask leaves out what is not known, but batch statistics would not: there the first observation stands in.
+        # Unknown observations are masked in the loss, but not in batch statistics: they are replaced by the first one.
         followed = np.where(batch["policy_mask"][:, 1:] > 0, place[:, 1:], place[:, :1])
         return batch | {"next_obs": replay.observations(followed.reshape(-1))}
 
@@ -82,12 +81,12 @@ class EfficientZero(PlanningLearner):
 
 
 def value_prefixes(reward: Tensor, horizon: int) -> Tensor:
-    """[B, K] Sums of rewards [B, K] since the LSTM was last reset."""
+    """[B, K] Sums of rewards [B, K] since the last reset of the LSTM."""
     return torch.cat([part.cumsum(1) for part in torch.split(reward, horizon, 1)], 1)
 
 
 def consistency_losses(model: EfficientZeroModel, predicted: list[Tensor], next_obs: Any) -> Tensor:
-    """[B, K] The distance of K predicted states [B, S] from those of the observations [B * K, ...] that followed."""
+    """[B, K] The consistency losses of K predicted states [B, S] and the encoded next observations [B * K, ...]."""
     states = torch.stack(predicted, 1)
     with torch.no_grad():
         encoded = model.represent(next_obs)

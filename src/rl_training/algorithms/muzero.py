@@ -10,12 +10,13 @@ from rl_training.algorithms.planning import PlanningHyperparameters, PlanningLea
 
 
 def cooling() -> dict[str, Any]:
-    """The paper's for Atari: 1 for the first half of training, then 0.5, and 0.25 in the last quarter."""
+    """The paper's schedule for Atari: 1 for the first half of training, then 0.5, and 0.25 in the last quarter."""
     return {"kind": "step", "start": 1.0, "factor": 0.5, "milestones": ["50%", "75%"]}
 
 
 def sharpening() -> dict[str, Any]:
-    """For small tasks: 50 visits of a few actions differ little, and at a temperature of 1 play is almost random."""
+    """For small tasks: with 50 simulations the visits of a few actions differ little, and at a temperature of 1 actions
+    are almost random."""
     return {"kind": "linear", "start": 0.5, "end": 0.1}
 
 

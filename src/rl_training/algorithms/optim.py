@@ -1,7 +1,7 @@
-"""Gradient steps on all parameters as one vector, and the averaging of what an update reports.
+"""Gradient steps on all parameters as one vector, and the averages of metrics.
 
-One vector makes clipping one norm and an optimizer one kernel. Nothing here needs `torch.optim`, whose import takes
-longer than that of the rest of torch.
+With one vector, clipping is one norm and an optimizer one kernel. `torch.optim` is not used: its import takes longer
+than that of the rest of torch.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from rl_training.types import Metrics, State
 
 
 class Optimizer:
-    """Moves a vector of parameters against its gradient; its state is the tensors named in `state_names`."""
+    """Updates a vector of parameters. Its state is the tensors in `state_names`."""
 
     state_names: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, parameters: FlatParameters) -> None:
         self.parameters = parameters
-        _ = parameters.gradient  # allocated here: a network that only acts has none
+        _ = parameters.gradient  # allocated here: networks that only act have none
 
     def step(self, lr: float) -> None:
         raise NotImplementedError
@@ -32,7 +32,7 @@ class Optimizer:
         return {name: getattr(self, name) for name in self.state_names}
 
     def load_state_dict(self, state: State) -> None:
-        compare_state(self.state_dict(), state, "optimizer")  # copy_ would stretch and round what does not fit
+        compare_state(self.state_dict(), state, "optimizer")  # copy_ would broadcast and round
         for name in self.state_names:
             getattr(self, name).copy_(state[name])
 
@@ -58,7 +58,7 @@ ADAM_KERNEL: Any = getattr(torch, "_fused_adam_", None)  # of torch.optim.Adam(f
 
 
 def fused_adam(adam: Adam, lr: float) -> None:
-    """One step by torch's fused kernel."""
+    """One step with torch's fused kernel."""
     if ADAM_KERNEL is None:
         public_fused_adam(adam, lr)
         return
@@ -72,7 +72,7 @@ def fused_adam(adam: Adam, lr: float) -> None:
 
 
 def public_fused_adam(adam: Adam, lr: float) -> None:
-    """The same kernel through torch.optim.Adam, which costs more than the kernel for small networks."""
+    """The same kernel by way of torch.optim.Adam, whose overhead exceeds the kernel's time for small networks."""
     flat = adam.parameters
     parameter = torch.nn.Parameter(flat.vector)
     parameter.grad = flat.gradient
@@ -84,8 +84,8 @@ def public_fused_adam(adam: Adam, lr: float) -> None:
 class RMSprop(Optimizer):
     """Tieleman & Hinton (2012).
 
-    `tf_style`: epsilon inside the root and a mean square that starts at one, as in TensorFlow, with which the published
-    results of A2C on Atari were made. Its first steps are much smaller.
+    `tf_style`: epsilon inside the root and an initial mean square of one, as in TensorFlow, which the published results
+    of A2C on Atari used. The first steps are much smaller.
     """
 
     state_names = ("square",)
@@ -106,7 +106,7 @@ class RMSprop(Optimizer):
 
 @torch.no_grad()
 def soft_update(target: nn.Module, model: nn.Module, tau: float) -> None:
-    """Move a target network towards a model by `tau` (Polyak averaging); buffers are copied."""
+    """Move a target network towards a model by `tau` (Polyak averaging). Buffers are copied."""
     for old, new in zip(target.parameters(), model.parameters(), strict=True):
         old.lerp_(new, tau)
     for statistic, newer in zip(target.buffers(), model.buffers(), strict=True):
@@ -114,27 +114,26 @@ def soft_update(target: nn.Module, model: nn.Module, tau: float) -> None:
 
 
 def backward(optimizer: Optimizer, loss: Tensor) -> None:
-    """Make the optimizer's gradient that of `loss`."""
-    gradient = optimizer.parameters.gradient
-    gradient.zero_()
-    # Only these: what the loss passes through on its way, such as a critic, needs no gradient of its own.
+    """Write the gradient of `loss` with respect to the optimizer's parameters."""
+    optimizer.parameters.gradient.zero_()
+    # `inputs`: other networks in the loss, such as a critic, get no gradient.
     loss.backward(inputs=optimizer.parameters.parameters)  # type: ignore[no-untyped-call]
 
 
 def descend(optimizer: Optimizer, loss: Tensor, *, lr: float) -> None:
-    """One step down `loss`, at the learning rate in force now."""
+    """One gradient step on `loss`."""
     backward(optimizer, loss)
     optimizer.step(lr)
 
 
 def gradient_step(optimizer: Optimizer, loss: Tensor, *, lr: float, max_grad_norm: float | None) -> Tensor:
-    """`descend` with a gradient no longer than `max_grad_norm`; returns its norm before clipping."""
+    """`descend` with gradient clipping. Returns the norm before clipping."""
     backward(optimizer, loss)
     return clipped_step(optimizer, lr=lr, max_grad_norm=max_grad_norm)
 
 
 def clipped_step(optimizer: Optimizer, *, lr: float, max_grad_norm: float | None) -> Tensor:
-    """One step along the gradient as it is, shortened where it is longer; returns its norm before that."""
+    """One step on the gradient that is written, clipped. Returns the norm before clipping."""
     gradient = optimizer.parameters.gradient
     norm: Tensor = torch.linalg.vector_norm(gradient)
     if max_grad_norm is not None:
@@ -144,7 +143,7 @@ def clipped_step(optimizer: Optimizer, *, lr: float, max_grad_norm: float | None
 
 
 class MeanMetrics:
-    """Averages what each gradient step reports; stays on the device until asked, then comes in one piece."""
+    """Averages metrics over gradient steps. They stay on the device until `mean` copies them together."""
 
     def __init__(self) -> None:
         self.values: dict[str, list[Tensor]] = {}

@@ -1,4 +1,4 @@
-"""What the algorithms share that plan with a learned model: gradient steps on unrolled sequences, and a target network
+"""The base of algorithms that plan with a learned model: gradient steps on unrolled sequences, with a target network
 (MuZero, Schrittwieser et al., arXiv:1911.08265; Reanalyse, arXiv:2104.06294)."""
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rl_training.algorithms.base import scalar, setting
 from rl_training.algorithms.optim import Adam, backward, clipped_step, soft_update
 from rl_training.algorithms.planning_losses import step_weights, unrolled_losses
 from rl_training.algorithms.planning_targets import sequence_targets
-from rl_training.algorithms.replay_based import CAPACITY, ReplayHyperparameters, ReplayLearner
+from rl_training.algorithms.replay_based import CAPACITY, ReplayHyperparameters, TargetNetworkLearner
 from rl_training.data.batch import to_device, tree_map
 from rl_training.data.replay import Replay
 from rl_training.types import Array, Batch, State
@@ -32,7 +32,7 @@ def decaying() -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class SearchHyperparameters(ReplayHyperparameters):
-    """Of every algorithm that plans."""
+    """Hyperparameters of all algorithms that plan."""
 
     hidden_sizes: tuple[int, ...] = setting((128,), "hidden layer sizes of each network; unused by towers", low=1)
     value_limit: int = setting(30, "value support is -limit .. limit after h(x); 0: a scalar in [-1, 1]", low=0)
@@ -64,7 +64,7 @@ class SearchHyperparameters(ReplayHyperparameters):
 
 @dataclass(frozen=True)
 class PlanningHyperparameters(SearchHyperparameters):
-    """Of the algorithms that unroll a recurrent model."""
+    """Hyperparameters of algorithms that unroll a recurrent model."""
 
     learning_rate: float = scalar(2e-3, "learning rate of the optimizer", schedule=decaying, atari=1e-3)
     priority_exponent: float = scalar(0.0, "PER alpha; 0: uniform sampling", high=1.0, atari=1.0)
@@ -73,8 +73,7 @@ class PlanningHyperparameters(SearchHyperparameters):
     channels: int = setting(64, "channels of the residual towers", low=2)
     blocks: int = setting(1, "residual blocks of each tower", low=1)
     stem: Literal["residual", "strided"] = setting(
-        "residual",
-        "downsampling of images: residual blocks (as in EfficientZero) or strided convolutions (faster)",
+        "residual", "downsampling of images: residual blocks (as in EfficientZero) or strided convolutions (faster)"
     )
     num_sampled_actions: int = setting(20, "continuous actions: actions sampled at each node of the search", low=2)
     tau: float = scalar(1.0, "soft update (Polyak) coefficient of the target network; 1: copy the weights", high=1.0)
@@ -88,12 +87,11 @@ class PlanningHyperparameters(SearchHyperparameters):
     )
 
 
-class PlanningLearner(ReplayLearner[Replay]):
-    """Learns a model by unrolling it along what was played, towards targets that searches and a target network make."""
+class PlanningLearner(TargetNetworkLearner):
+    """Trains a model unrolled along stored actions. The targets come from searches and a target network."""
 
     actor: PlanningActor
     prioritized = True
-    PRIORITY_FLOOR = 1e-6
 
     def __init__(self, actor: PlanningActor, hp: Any, *, rng: np.random.Generator) -> None:
         super().__init__(actor, hp, rng=rng)
@@ -107,17 +105,12 @@ class PlanningLearner(ReplayLearner[Replay]):
     def discount(self) -> float:
         return signed_discount(self.hp.gamma, self.spaces.num_players == 2)
 
-    def learn(self, replay: Replay) -> dict[str, list[Tensor]]:
-        if self.target_is_due(replay):
-            self.move_target()
-        return super().learn(replay)
-
     def move_target(self) -> None:
         soft_update(self.target_model, self.model, self.hp.tau)
         self.target_planner.refresh()
 
     def take_steps(self, replay: Replay, count: int) -> Iterator[dict[str, Tensor]]:
-        """On a GPU many observations take hardly longer than few: there the targets of all steps are made at once."""
+        """On a GPU the targets of all steps are computed together: many observations take hardly longer than few."""
         at_once = max(count, 1) if self.device.type == "cuda" else 1
         for _ in range(0, count, at_once):
             yield from self.steps_at_once(replay, at_once)
@@ -126,7 +119,7 @@ class PlanningLearner(ReplayLearner[Replay]):
         return self.steps_at_once(replay, 1)[0]
 
     def steps_at_once(self, replay: Replay, count: int) -> list[dict[str, Tensor]]:
-        """Gradient steps on batches that are drawn, and given their targets, together."""
+        """Take gradient steps on batches that are sampled, with their targets, together."""
         hp, reports, errors = self.hp, [], []
         drawn = [
             replay.draw(hp.batch_size, self.rng, beta=hp.beta, exponent=hp.priority_exponent) for _ in range(count)
@@ -138,16 +131,16 @@ class PlanningLearner(ReplayLearner[Replay]):
             report, error = self.update(chunk(batches, number, count))
             reports.append(report)
             errors.append(error)
-        replay.set_priorities(index, torch.cat(errors).abs().cpu().double().numpy() + self.PRIORITY_FLOOR)
+        self.set_priorities(replay, index, torch.cat(errors))
         self.actor.refresh()
         return reports
 
     def augment(self, batch: Batch) -> Batch:
-        """The batch with random changes to its observations; the targets were made from the unchanged ones."""
+        """The batch with augmented observations. The targets are those of the original observations."""
         return batch
 
     def targets(self, replay: Replay, index: Array) -> dict[str, Any]:
-        """What to learn from the sequences that begin at places [B]: see `sequence_targets`."""
+        """The batch of sequences that begin at places [B]: see `sequence_targets`."""
         targets, _ = sequence_targets(
             replay,
             index,
@@ -162,21 +155,20 @@ class PlanningLearner(ReplayLearner[Replay]):
         return targets | {"obs": replay.observations(index)}
 
     def steps_to_bootstrap(self, replay: Replay, index: Array) -> int | Array:
-        """Steps before bootstrapping: one number, or [B]."""
+        """n of the n-step targets: one number, or [B]."""
         return int(self.hp.n_step)
 
     def reanalyse(self, replay: Replay, place: Array) -> Plan:
-        """Search from the observations at places [M] with the target network, as in play, noise included (as in
-        EfficientZero's sources)."""
+        """Search from the observations at places [M] with the target network and, as in EfficientZero's code, noise."""
         arguments = search_arguments(self.hp, explore=True)
         return self.actor.plan_with(self.target_planner, replay.observations(place), self.hp, rng=self.rng, **arguments)
 
     def update(self, batch: Batch) -> tuple[dict[str, Tensor], Tensor]:
-        """One gradient step; returns what to report, and V - target of the first steps [B]."""
+        """Take one gradient step. Returns (metrics, V - target [B] of the first steps)."""
         hp, optimizer = self.hp, self.optimizers["model"]
         report = self.fast_gradient(batch)
-        # Apart from the gradient: inside it Adam would divide the decay by what the gradients usually are, and weights
-        # with small ones, such as what an action adds to a state, would be held at zero.
+        # Decoupled (AdamW): Adam would divide a decay in the gradient by the size of the gradients, and hold weights
+        # with small gradients, such as those of the actions, at zero.
         optimizer.parameters.vector.mul_(1 - hp.learning_rate * hp.weight_decay)
         norm = clipped_step(optimizer, lr=hp.learning_rate, max_grad_norm=hp.max_grad_norm)
         error = report.pop("error")
@@ -187,7 +179,7 @@ class PlanningLearner(ReplayLearner[Replay]):
         return (self.hp.unroll_coef, self.hp.hidden_gradient_scale, *self.coefficients().values())
 
     def gradient(self, batch: Batch) -> dict[str, Tensor]:
-        """Leave the loss's gradient with the optimizer; returns what to report, and as `error` V - target [B]."""
+        """Write the gradient of the loss. Returns metrics, and V - target [B] as `error`."""
         self.model.train()
         losses, error = self.losses(batch)
         self.model.eval()
@@ -201,19 +193,15 @@ class PlanningLearner(ReplayLearner[Replay]):
         return {"policy": self.hp.policy_coef, "value": self.hp.value_coef, "reward": self.hp.reward_coef}
 
     def losses(self, batch: Batch) -> tuple[dict[str, Tensor], Tensor]:
-        """Losses [B] by name, and V - target of the first steps [B]."""
+        """(losses [B] by name, V - target [B] of the first steps)."""
         weight = step_weights(self.hp.unroll_steps, self.hp.unroll_coef, self.device)
         losses, error, _ = unrolled_losses(
             self.model, batch, weight, batch["reward"], gradient_scale=self.hp.hidden_gradient_scale
         )
         return losses, error
 
-    def state_dict(self) -> State:
-        return super().state_dict() | {"target_model": self.target_model.state_dict()}
-
     def load_state_dict(self, state: State) -> None:
         super().load_state_dict(state)
-        self.target_model.load_state_dict(state["target_model"])
         self.target_planner.refresh()
 
 
@@ -222,5 +210,5 @@ def to_tensors(batch: dict[str, Any], device: torch.device) -> Batch:
 
 
 def chunk(batches: Batch, number: int, count: int) -> Batch:
-    """Batch `number` of `count` equal ones that lie one after the other."""
+    """Batch `number` of `count` equal, consecutive batches."""
     return {key: tree_map(lambda x: x.chunk(count)[number], value) for key, value in batches.items()}

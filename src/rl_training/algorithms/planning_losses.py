@@ -1,4 +1,4 @@
-"""Losses of an unrolled model: functions of the model and a batch (MuZero, arXiv:1911.08265, appendix G)."""
+"""The losses of an unrolled model (MuZero, arXiv:1911.08265, appendix G)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rl_training.types import Batch
 def unrolled_losses(
     model: PlanningModel, batch: Batch, weight: Tensor, reward_target: Tensor, *, gradient_scale: float
 ) -> tuple[dict[str, Tensor], Tensor, list[Tensor]]:
-    """(losses of policy, value and reward, each [B]; V - target of the first steps [B]; the K + 1 states [B, S]).
+    """(losses of policy, value and reward, each [B]; V - target [B] of the first steps; K + 1 states [B, S]).
 
     weight [K + 1] of the steps; reward_target [B, K].
     """
@@ -36,12 +36,12 @@ def unrolled_losses(
 def step_weights(unroll_steps: int, unroll_coef: float, device: torch.device) -> Tensor:
     """[K + 1] 1 for the first step, unroll_coef / K for each of the K unrolled ones."""
     weight = torch.full((unroll_steps + 1,), unroll_coef / unroll_steps, device=device)
-    weight[:1].fill_(1.0)  # weight[0] = 1 would copy from the host, which no graph can
+    weight[:1].fill_(1.0)  # weight[0] = 1 would copy from the host, which a CUDA graph cannot
     return weight
 
 
 def policy_loss(policy: Tensor, batch: Batch) -> Tensor:
-    """[B, K + 1] The cross-entropy of policies [B, K + 1, P] against the policies that the searches found."""
+    """[B, K + 1] The cross-entropy of policies [B, K + 1, P] and those of the searches."""
     target: Tensor = batch["policy"]
     if "candidates" in batch:
         return -(target * squashed_log_prob(policy, batch["candidates"])).sum(-1)
@@ -49,7 +49,7 @@ def policy_loss(policy: Tensor, batch: Batch) -> Tensor:
 
 
 def squashed_log_prob(policy: Tensor, action: Tensor) -> Tensor:
-    """[..., A] log-density of actions [..., A, D] = tanh(u), u ~ Normal(mean, std), of policies [..., 2 D]."""
+    """[..., A] Log-density of actions [..., A, D] = tanh(u), u ~ Normal(mean, std), in policies [..., 2 D]."""
     mean, log_std = policy.unsqueeze(-2).chunk(2, -1)
     u = torch.atanh(action)
     density = -0.5 * ((u - mean) / log_std.exp()).square() - log_std - 0.5 * math.log(2 * math.pi)

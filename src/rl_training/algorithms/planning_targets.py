@@ -1,9 +1,9 @@
-"""Targets of planning algorithms: functions of the sequences that a replay holds (MuZero, arXiv:1911.08265)."""
+"""The targets of planning algorithms, from sequences of a replay (MuZero, arXiv:1911.08265)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import gymnasium as gym
 import numpy as np
@@ -26,11 +26,11 @@ def sequence_targets(
     plan_at: Callable[[Array], Plan],
     rng: np.random.Generator,
 ) -> tuple[dict[str, Any], dict[str, Array]]:
-    """(what to learn from K + 1 steps of each sequence that begins at places [B], the sequences).
+    """(targets for K + 1 steps of the sequences that begin at places [B], the sequences).
 
-    action [B, K, ...], reward [B, K], value and policy [B, K + 1, ...], and masks of what is known. Beyond the end of
-    an episode rewards are 0 and nothing else is known. n: steps before bootstrapping, one number or [B]. values_at and
-    plan_at ask the target network about the observations at places [M]: for values, and for searches.
+    The targets are action [B, K, ...], reward [B, K], value and policy [B, K + 1, ...], and their masks. After the end
+    of an episode only the reward, 0, is known. n: of the n-step values, one number or [B]. values_at, plan_at: values
+    and searches of the target network for the observations at places [M].
     """
     count = hp.unroll_steps + 1
     sequence = replay.sequences(index, count + hp.n_step)
@@ -39,7 +39,7 @@ def sequence_targets(
     value = value_targets(sequence, n, count, discount, values_at, only_values=hp.bootstrap == "target")
     stored: tuple[str, ...] = ("policy", "candidates")
     policy = {name: sequence[name][:, :count] for name in stored if name in sequence}
-    # A number that hardly varies: on a GPU every size of a search has a graph of its own.
+    # Their number hardly varies: on a GPU each batch size of a search has its own graph.
     renewed = rng.permutation(len(index))[: int(hp.reanalyse_ratio * len(index) + rng.random())]
     if len(renewed):
         renew_policies(policy, place[:, :count], known, renewed, plan_at)
@@ -67,9 +67,9 @@ def value_targets(
 ) -> Array:
     """[B, count] Sums of up to n rewards, and the discounted value of the state after them.
 
-    A terminated episode ends in a state of value 0. Otherwise the row after the last known step holds the observation
-    that step led to, whether the episode was truncated there or still runs. No search was made at it: its value is the
-    target network's. So are all others with `only_values`; without, they are those that the searches found.
+    The state after a terminated episode has value 0. Otherwise the row after the last known step holds the next
+    observation, whether the episode was truncated or still runs. There was no search from it: its value is the target
+    network's. With `only_values` all values are, else the other ones are those of the searches.
     """
     steps, terminated = sequence["steps"][:, None], sequence["terminated"][:, None]
     after = bootstrap_after(sequence["steps"], n, count)
@@ -77,13 +77,12 @@ def value_targets(
     beyond = at >= steps
     value = sequence["root_value"][rows, at]
     if only_values or (beyond & ~terminated).any():
-        # Of all states, although a search's value may replace most: on a GPU each number of them has its own graph.
+        # For all states, even if searches replace most: on a GPU each batch size has its own graph.
         place = sequence["place"][rows, at]
         predicted = values_at(place.reshape(-1)).reshape(place.shape)
         value = predicted if only_values else np.where(beyond, predicted, value)
     bootstrap = np.where(beyond & terminated, np.float32(0), np.float32(discount) ** after * value)
-    target: Array = (n_step_sum(sequence["reward"], after, discount) + bootstrap).astype(np.float32)
-    return target
+    return cast(Array, (n_step_sum(sequence["reward"], after, discount) + bootstrap).astype(np.float32))
 
 
 def renew_policies(
@@ -91,10 +90,10 @@ def renew_policies(
 ) -> None:
     """Replace the policies of sequences number `renewed` by those of new searches, at all known steps [B, K + 1].
 
-    The replay keeps the policies of play: with renewed ones in their place, CartPole was learned worse.
+    The replay keeps the policies of acting: with renewed ones stored, results on CartPole were worse.
     """
     known = known[renewed]
-    place = np.where(known, place[renewed], place[renewed, :1])  # any observation will do where nothing is known
+    place = np.where(known, place[renewed], place[renewed, :1])  # unknown steps are searched too, and not used
     plan = plan_at(place.reshape(-1))
     rows, steps = renewed[np.nonzero(known)[0]], np.nonzero(known)[1]
     policy["policy"][rows, steps] = plan.policy.reshape(*known.shape, -1)[known]
@@ -103,7 +102,7 @@ def renew_policies(
 
 
 def with_random_actions(action: Array, known: Array, space: gym.Space, rng: np.random.Generator) -> Array:
-    """[B, K, ...] The actions played; beyond the end random ones: the model must learn that none matters there."""
+    """[B, K, ...] The stored actions, and random ones after the end, where the model must learn to ignore them."""
     if isinstance(space, gym.spaces.Discrete):
         return np.where(known, action, rng.integers(space.n, size=action.shape))
     random = rng.uniform(-1, 1, action.shape).astype(np.float32)

@@ -9,12 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rl_training.algorithms.actor_critic import (
-    ActorCriticHyperparameters,
-    ActorCriticLearner,
-    mean_entropy,
-    total_loss,
-)
+from rl_training.algorithms.actor_critic import ActorCriticHyperparameters, ActorCriticLearner, mean_entropy, total_loss
 from rl_training.algorithms.base import scalar, setting
 from rl_training.algorithms.optim import MeanMetrics, gradient_step
 from rl_training.data.batch import minibatches
@@ -48,7 +43,7 @@ class PPO(ActorCriticLearner):
         for minibatch in self.epochs(batch):
             loss, log_ratio = self.loss(minibatch, metrics)
             log_ratios.append(log_ratio)
-            # Before the step, so that a policy found too far away moves no further.
+            # Before the step, so that a policy beyond the limit does not move further.
             if hp.target_kl is not None and approx_kl(log_ratio).item() > 1.5 * hp.target_kl:
                 break
             norm = gradient_step(self.optimizers["model"], loss, lr=hp.learning_rate, max_grad_norm=hp.max_grad_norm)
@@ -66,7 +61,7 @@ class PPO(ActorCriticLearner):
             yield from minibatches(batch, int(self.hp.num_minibatches), self.rng)
 
     def loss(self, batch: Batch, metrics: MeanMetrics) -> tuple[Tensor, Tensor]:
-        """The loss of one minibatch, and the log of the probability ratios [B] to the policy that acted."""
+        """(loss of a minibatch, log of the probability ratios [B] to the policy that acted)."""
         hp = self.hp
         policy, value = self.model(batch["obs"])
         log_ratio = policy.log_prob(batch["action"]) - batch["logprob"]
@@ -82,15 +77,15 @@ class PPO(ActorCriticLearner):
 def clipped_surrogate(ratio: Tensor, advantage: Tensor, clip: float) -> Tensor:
     """-E[min(r A, clip(r, 1 - clip, 1 + clip) A)], eq. 7 of the paper.
 
-    Where the second term is the smaller one it is a constant, A + clip |A|; elsewhere that constant is not the smaller.
+    The second term is the smaller one only where it is A + clip |A|. Elsewhere this constant is not the smaller one.
     """
     return -torch.minimum(ratio * advantage, advantage + clip * advantage.abs()).mean()
 
 
 def clip_value(value: Tensor, old_value: Tensor, clip: float | None) -> Tensor:
-    """Keep the new value within +-clip of the old one.
+    """The new value, clipped to the old one +- clip.
 
-    The loss is then the clipped value's, as in Stable-Baselines3; OpenAI Baselines take the larger of both values'.
+    As in Stable-Baselines3, the loss is that of the clipped value. OpenAI Baselines take the larger of both losses.
     """
     return value if clip is None else old_value + (value - old_value).clamp(-clip, clip)
 
@@ -103,7 +98,7 @@ def normalize(x: Tensor) -> Tensor:
 
 
 def approx_kl(log_ratio: Tensor) -> Tensor:
-    """KL(acted || now) from samples of the first: E[(r - 1) - log r], which is never negative."""
+    """KL(old || new) from samples of the old policy: E[(r - 1) - log r], which is never negative."""
     return (log_ratio.exp() - 1 - log_ratio).mean()
 
 

@@ -1,4 +1,4 @@
-"""What the algorithms share that learn from a replay: when gradient steps and target updates are due."""
+"""The base of algorithms that learn from a replay: when gradient steps and target updates are due."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeVar
 
 import numpy as np
-from torch import Tensor
+from torch import Tensor, nn
 
 from rl_training.algorithms.base import Learner, scalar, setting
 from rl_training.data.batch import to_device
 from rl_training.data.fields import step_fields
 from rl_training.data.replay import Replay
-from rl_training.types import Batch, Fields, Spaces, State
+from rl_training.types import Array, Batch, Fields, Spaces, State
 
-R = TypeVar("R", Replay, Sequence[Replay])  # what is learned from: a replay, or those of several tasks
+R = TypeVar("R", Replay, Sequence[Replay])  # one replay, or one for each task
 CAPACITY = "replay buffer size in env steps; an episode's end takes 1 extra entry (frame_stack if stacked)"
 
 
 def annealing() -> dict[str, Any]:
-    """The full correction matters most at the end, when learning converges (section 3.4 of Schaul et al.)."""
+    """Full correction matters most at the end of training (Schaul et al., section 3.4)."""
     return {"kind": "linear", "start": 0.4, "end": 1.0}
 
 
@@ -40,23 +40,23 @@ class ReplayHyperparameters:
 
 
 def replay_fields(spaces: Spaces, hp: Any) -> Fields:
-    """A step holds nothing beside its transition."""
+    """A step holds its transition only."""
     return step_fields(spaces, {})
 
 
 class ReplayLearner(Learner, Generic[R]):
-    """Every env step is worth `utd_ratio` gradient steps, however many environments there are."""
+    """Takes `utd_ratio` gradient steps per env step, counted over all environments."""
 
-    prioritized = False  # whether the replay draws steps by priority
+    prioritized = False  # whether the replay samples by priority
+    PRIORITY_FLOOR = 1e-6  # so that each step can be sampled again
 
     def __init__(self, actor: Any, hp: Any, *, rng: np.random.Generator) -> None:
         super().__init__(actor, hp, rng=rng)
-        self.learned = 0  # env steps that gradient steps have been taken for
-        self.owed = 0.0  # the fraction of a gradient step that is left of them
-        self.synced = 0  # the env step at which a target network last moved
+        self.env_steps_used = 0  # for gradient steps
+        self.fraction_due = 0.0  # of a gradient step
 
     def learn(self, replay: R) -> dict[str, list[Tensor]]:
-        """Take the gradient steps that are due after a step of the environments; reports stay on the device."""
+        """Take the gradient steps that are due after a step of the environments. The metrics stay on the device."""
         reports: dict[str, list[Tensor]] = {}
         added = replay.added if isinstance(replay, Replay) else sum(each.added for each in replay)
         for report in self.take_steps(replay, self.steps_due(added)):
@@ -67,48 +67,73 @@ class ReplayLearner(Learner, Generic[R]):
         return reports
 
     def take_steps(self, replay: R, count: int) -> Iterator[dict[str, Tensor]]:
-        """So many gradient steps, and what each reports."""
+        """Take `count` gradient steps and yield the metrics of each."""
         for _ in range(count):
             yield self.one_step(replay)
 
     def steps_due(self, added: int) -> int:
-        """Gradient steps to take after `added` env steps: none before learning starts, and nothing to catch up then."""
+        """Gradient steps to take after `added` env steps. Steps before `learning_starts` do not count."""
         hp = self.hp
-        if added < max(hp.learning_starts, self.learned):  # a run may be resumed without its replay
-            self.learned = added
+        if added < max(hp.learning_starts, self.env_steps_used):  # a run may be resumed without its replay
+            self.env_steps_used = added
             return 0
-        new = added - self.learned
+        new = added - self.env_steps_used
         if new < hp.train_frequency:
             return 0
-        self.learned = added
-        self.owed += new * hp.utd_ratio
-        due = int(self.owed + 1e-9)  # ten times 0.1 is one
-        self.owed -= due
+        self.env_steps_used = added
+        self.fraction_due += new * hp.utd_ratio
+        due = int(self.fraction_due + 1e-9)  # ten times 0.1 is one
+        self.fraction_due -= due
         return due
 
-    def target_is_due(self, replay: Replay) -> bool:
-        """Whether `target_update_interval` env steps have passed; late by less than one step of the environments."""
-        self.synced = min(self.synced, replay.added)  # a run may be resumed without its replay
-        since, interval = replay.added - self.synced, self.hp.target_update_interval
-        if since < interval:
-            return False
-        self.synced = replay.added - since % interval
-        return True
-
-    def sample(self, replay: Replay, **how: Any) -> Batch:
-        """A batch on the device, but for its index, which is of use only here."""
-        batch = replay.sample(self.hp.batch_size, self.rng, gamma=self.hp.gamma, **how)
+    def sample(self, replay: Replay, **options: Any) -> Batch:
+        """A batch on the device. Its index stays on the CPU."""
+        batch = replay.sample(self.hp.batch_size, self.rng, gamma=self.hp.gamma, **options)
         return {key: value if key == "index" else to_device(value, self.device) for key, value in batch.items()}
+
+    def set_priorities(self, replay: Replay, index: Array, error: Tensor) -> None:
+        """Set the priorities of steps index [B] to the absolute errors [B]."""
+        replay.set_priorities(index, error.abs().cpu().double().numpy() + self.PRIORITY_FLOOR)
 
     @abstractmethod
     def one_step(self, replay: R) -> dict[str, Tensor]:
-        """One gradient step; returns numbers to report, without waiting for them."""
+        """Take one gradient step. Returns metrics on the device."""
 
     def state_dict(self) -> State:
-        return super().state_dict() | {"learned": self.learned, "owed": self.owed, "synced": self.synced}
+        return super().state_dict() | {"env_steps_used": self.env_steps_used, "fraction_due": self.fraction_due}
 
     def load_state_dict(self, state: State) -> None:
         super().load_state_dict(state)
-        if not -1.0 < state["owed"] < 1.0:  # what is owed beyond one gradient step is taken at once
-            raise ValueError(f"learner.owed should be less than one gradient step, got {state['owed']}")
-        self.learned, self.owed, self.synced = state["learned"], state["owed"], state["synced"]
+        if not -1.0 < state["fraction_due"] < 1.0:
+            raise ValueError(f"learner.fraction_due should be between -1 and 1, got {state['fraction_due']}")
+        self.env_steps_used, self.fraction_due = state["env_steps_used"], state["fraction_due"]
+
+
+class TargetNetworkLearner(ReplayLearner[Replay]):
+    """Moves a target network every `target_update_interval` env steps."""
+
+    target_model: nn.Module
+
+    def __init__(self, actor: Any, hp: Any, *, rng: np.random.Generator) -> None:
+        super().__init__(actor, hp, rng=rng)
+        self.target_moved_at = 0  # env steps
+
+    def learn(self, replay: Replay) -> dict[str, list[Tensor]]:
+        self.target_moved_at = min(self.target_moved_at, replay.added)  # a run may be resumed without its replay
+        since, interval = replay.added - self.target_moved_at, self.hp.target_update_interval
+        if since >= interval:
+            self.target_moved_at = replay.added - since % interval
+            self.move_target()
+        return super().learn(replay)
+
+    @abstractmethod
+    def move_target(self) -> None: ...
+
+    def state_dict(self) -> State:
+        own = {"target_moved_at": self.target_moved_at, "target_model": self.target_model.state_dict()}
+        return super().state_dict() | own
+
+    def load_state_dict(self, state: State) -> None:
+        super().load_state_dict(state)
+        self.target_moved_at = state["target_moved_at"]
+        self.target_model.load_state_dict(state["target_model"])

@@ -65,7 +65,7 @@ class SAC(ReplayLearner[Replay]):
         return self.update(self.sample(replay))
 
     def update(self, batch: Batch) -> dict[str, Tensor]:
-        """One step of alpha, the critics and the actor, in this order; both losses weigh entropy with the old alpha."""
+        """Take one step on alpha, critics and actor, in this order. Both losses use alpha before its step."""
         hp = self.hp
         shape = (2, len(batch["reward"]), self.action_size)
         noise = to_device(torch.from_numpy(self.rng.standard_normal(shape, dtype=np.float32)), self.device)
@@ -74,7 +74,7 @@ class SAC(ReplayLearner[Replay]):
 
         target = self.targets(batch, alpha, noise[1])
         q = self.critic(batch["obs"], batch["action"].flatten(1))
-        critic_loss = F.mse_loss(q, target.expand_as(q))  # half the sum of both critics' errors
+        critic_loss = F.mse_loss(q, target.expand_as(q))  # half the sum of both critics' losses
         critic_lr = hp.learning_rate if hp.critic_learning_rate is None else hp.critic_learning_rate
         descend(self.optimizers["critic"], critic_loss, lr=critic_lr)
 
@@ -87,9 +87,9 @@ class SAC(ReplayLearner[Replay]):
         return report | {name: value.detach() for name, value in losses.items()}
 
     def alpha_step(self, log_prob: Tensor) -> tuple[Tensor | float, dict[str, Tensor]]:
-        """(alpha as it was before the step, reports); `log_prob` is the mean over the batch.
+        """Returns (alpha before the step, metrics). `log_prob` is the mean over the batch.
 
-        The loss is -log(alpha) (log_prob + target_entropy): the paper's eq. 18 has alpha in place of its logarithm.
+        The loss is -log(alpha) (log_prob + target_entropy). The paper's eq. 18 has alpha instead of log(alpha).
         """
         hp, entropy = self.hp, -log_prob
         if hp.alpha is not None:
@@ -104,7 +104,7 @@ class SAC(ReplayLearner[Replay]):
 
     @torch.no_grad()
     def targets(self, batch: Batch, alpha: Tensor | float, noise: Tensor) -> Tensor:
-        """[B] reward + discount * (min Q'(s', a') - alpha log pi(a'|s')), a' by the actor as it is now (eq. 3, 5)."""
+        """[B] reward + discount * (min Q'(s', a') - alpha log pi(a'|s')), with a' from the current actor (eq. 3, 5)."""
         action, log_prob = self.policy(batch["next_obs"]).sample_with_log_prob(noise)
         value: Tensor = torch.minimum(*self.target_critic(batch["next_obs"], action)) - alpha * log_prob
         return torch.addcmul(batch["reward"], batch["discount"], value)

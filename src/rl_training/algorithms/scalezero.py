@@ -1,6 +1,6 @@
-"""ScaleZero (arXiv:2509.07945): one UniZero world model (arXiv:2406.10667) learns to plan in several tasks at once.
+"""ScaleZero (arXiv:2509.07945): one UniZero world model (arXiv:2406.10667) for planning in several tasks.
 
-It grows as training goes on: tasks that are solved rest, and low-rank adapters take over from frozen weights.
+Solved tasks are no longer trained. In later stages low-rank adapters are trained, and the other weights are frozen.
 """
 
 from __future__ import annotations
@@ -82,13 +82,12 @@ class ScaleZeroHyperparameters(SearchHyperparameters):
 
 
 class ScaleZero(ReplayLearner[Sequence[Replay]]):
-    """Each gradient step learns from sequences of every task that is not solved yet."""
+    """Each gradient step is on sequences of all unsolved tasks."""
 
     Hyperparameters = ScaleZeroHyperparameters
     hp: ScaleZeroHyperparameters
     actor: ScaleZeroActor
     prioritized = True
-    PRIORITY_FLOOR = 1e-6
 
     def __init__(
         self,
@@ -98,19 +97,19 @@ class ScaleZero(ReplayLearner[Sequence[Replay]]):
         rng: np.random.Generator,
         names: Sequence[str] = (),
     ) -> None:
-        """names: the tasks' env ids; without them no task can be solved."""
+        """names: the env ids of the tasks; without them no task can be solved."""
         super().__init__(actor, hp, rng=rng)
         self.names, self.spaces = list(names), actor.spaces
         self.target_returns = numbered(hp.target_returns or {}, self.names)
         self.model, self.target_model = actor.model, deepcopy(actor.model)
         self.solved: list[int] = []
         self.scores: list[float | None] = [None] * len(self.spaces)  # mean returns of the last evaluation
-        self.stage_began = 0  # the gradient step
-        self.solved_before = 0  # tasks, when the stage began
+        self.stage_began = 0  # gradient steps
+        self.solved_before = 0  # number of tasks that were solved when the stage began
         self.use_stage(0)
 
     def use_stage(self, stage: int) -> None:
-        """Let the parameters of a stage learn, with an optimizer that knows nothing yet."""
+        """Train the parameters of a stage, with a new optimizer."""
         self.stage = stage
         for model in (self.model, self.target_model):
             model.set_stage(stage)
@@ -122,7 +121,7 @@ class ScaleZero(ReplayLearner[Sequence[Replay]]):
         self.target_planners = [self.actor.planner_of(self.target_model, task) for task in range(len(self.spaces))]
 
     def trainable_mask(self) -> Tensor:
-        """[P] 1, or 0 for parameters that belong to solved tasks alone."""
+        """[P] 0 for the parameters of solved tasks, else 1."""
         flat = self.optimizer.parameters
         mask = torch.ones_like(flat.vector)
         views = dict(zip(map(id, flat.parameters), flat.views(mask), strict=True))
@@ -135,7 +134,7 @@ class ScaleZero(ReplayLearner[Sequence[Replay]]):
         return mask
 
     def stage_is_over(self) -> bool:
-        """Once as many tasks were solved as each adapter that is left should account for, or after long enough."""
+        """After `stage_steps`, or once a share of the unsolved tasks, 1 / (adapters left), was solved in this stage."""
         hp, left = self.hp, self.hp.num_adapters - self.stage
         since = self.gradient_steps - self.stage_began
         if left == 0 or (self.stage == 0 and since < hp.base_stage_steps):
@@ -148,7 +147,7 @@ class ScaleZero(ReplayLearner[Sequence[Replay]]):
         self.stage_began, self.solved_before = self.gradient_steps, len(self.solved)
 
     def note_scores(self, scores: Mapping[int, float]) -> None:
-        """Mean returns of an evaluation. A task that is solved stays so, and what only it uses stays as it is."""
+        """Mean returns of an evaluation, by task. A solved task stays solved, and its own parameters are frozen."""
         for task, score in scores.items():
             self.scores[task] = score
             if self.active(task) and score >= self.target_returns.get(task, math.inf):
@@ -172,7 +171,7 @@ class ScaleZero(ReplayLearner[Sequence[Replay]]):
             batches[task] = to_tensors(self.targets(task, replay[task], drawn[task]) | {"weight": weight}, self.device)
         report, errors = self.update(batches)
         for task, error in errors.items():
-            replay[task].set_priorities(drawn[task], error.abs().cpu().double().numpy() + self.PRIORITY_FLOOR)
+            self.set_priorities(replay[task], drawn[task], error)
         soft_update(self.target_model, self.model, hp.tau)
         self.actor.refresh()
         for planner in self.target_planners:
@@ -181,10 +180,10 @@ class ScaleZero(ReplayLearner[Sequence[Replay]]):
         return report | {name: torch.tensor(float(x), device=self.device) for name, x in numbers.items()}
 
     def targets(self, task: int, replay: Replay, index: Array) -> dict[str, Any]:
-        """What to learn from the sequences that begin at places [B] of a task's replay: see `sequence_targets`.
+        """The batch of sequences that begin at places [B] of a task's replay: see `sequence_targets`.
 
-        With the observations [B, H + 1, ...] of all steps; an episode that is over stays at its last. And with the
-        history before them: without it only the last steps of a sequence would know as much as a root does.
+        Also the observations [B, H + 1, ...] of all steps, with the last one repeated after the end of an episode, and
+        the history before them: without it only the last steps would have as much context as the root of a search.
         """
         targets, sequence = sequence_targets(
             replay,
@@ -203,19 +202,19 @@ class ScaleZero(ReplayLearner[Sequence[Replay]]):
         return targets | {"obs": obs} | self.history_at(replay, index)
 
     def history_at(self, replay: Replay, place: Array) -> dict[str, History]:
-        """The steps before places [B], where the context holds any."""
+        """The steps before places [B], if the context has any."""
         length = self.model.context - 1
         return {"history": replay.history(place, length)} if length else {}
 
     @torch.no_grad()
     def target_values(self, task: int, replay: Replay, place: Array) -> Array:
-        """[M] The target network's values of the observations at places [M], as the root of a search has them."""
+        """[M] The target network's values of the observations at places [M], with the context of a search's root."""
         inputs = to_tensors({"obs": replay.observations(place), **self.history_at(replay, place)}, self.device)
         values = self.target_model.for_task(task).values(inputs["obs"], inputs.get("history"))
         return values.cpu().numpy()
 
     def reanalyse(self, task: int, replay: Replay, place: Array) -> Plan:
-        """Search from the observations at places [M] with the target network, as in play, noise included."""
+        """Search from the observations at places [M] with the target network and, as in acting, noise."""
         return plan_in_task(
             self.target_planners[task],
             self.target_model,
@@ -227,7 +226,7 @@ class ScaleZero(ReplayLearner[Sequence[Replay]]):
         )
 
     def update(self, batches: Mapping[int, Batch]) -> tuple[dict[str, Tensor], dict[int, Tensor]]:
-        """One gradient step on all of these tasks; returns what to report, and V - target of the first steps [B]."""
+        """Take one gradient step on all of these tasks. Returns (metrics, V - target [B] of first steps by task)."""
         hp, coefficients = self.hp, self.coefficients()
         each: list[dict[str, Tensor]] = []
         totals, errors = {}, {}
@@ -240,7 +239,7 @@ class ScaleZero(ReplayLearner[Sequence[Replay]]):
         weights = self.task_weights(list(batches))
         loss = torch.stack([weights[task] * total for task, total in totals.items()]).sum()
         backward(self.optimizer, loss)
-        # AdamW's decay: as part of the gradient, Adam would stretch it wherever there is no other.
+        # Decoupled (AdamW): Adam would amplify a decay in the gradient where there is no other gradient.
         parameters = self.optimizer.parameters
         parameters.vector.addcmul_(parameters.vector, self.trainable, value=-hp.learning_rate * hp.weight_decay)
         norm = clipped_step(self.optimizer, lr=hp.learning_rate, max_grad_norm=hp.max_grad_norm)
@@ -252,7 +251,7 @@ class ScaleZero(ReplayLearner[Sequence[Replay]]):
 
     @contextmanager
     def training(self) -> Iterator[None]:
-        """Adapters' dropout, which draws from torch's generator, is decided by that of the algorithm."""
+        """Training mode. The dropout of adapters, drawn by torch's generator, is seeded by the learner's."""
         drops = self.stage > 0 and self.hp.adapter_dropout > 0
         self.model.train()
         with torch.random.fork_rng(enabled=drops):
@@ -266,8 +265,8 @@ class ScaleZero(ReplayLearner[Sequence[Replay]]):
         return {"latent": hp.latent_coef, "policy": hp.policy_coef, "value": hp.value_coef, "reward": hp.reward_coef}
 
     def task_weights(self, tasks: Sequence[int]) -> dict[int, float]:
-        """In proportion to rank^exponent, 1 together. The authors' code ranks the same way, with an exponent that rises
-        from 0.1 to 1, but then adds up the tasks' losses without these weights: so does an exponent of 0."""
+        """Proportional to rank^rank_exponent, with sum 1. The authors' code computes such weights, with an exponent
+        that rises from 0.1 to 1, but adds the losses of the tasks without them: that is an exponent of 0."""
         scores = [score for task in tasks if (score := self.scores[task]) is not None]
         if len(scores) < len(tasks):
             return dict.fromkeys(tasks, 1 / len(tasks))
@@ -276,7 +275,7 @@ class ScaleZero(ReplayLearner[Sequence[Replay]]):
         return dict(zip(tasks, (weight / weight.sum()).tolist(), strict=True))
 
     def losses(self, task: int, batch: Batch) -> tuple[dict[str, Tensor], Tensor]:
-        """Means over the steps of a sequence, each [B]; and V - target of the first steps [B]."""
+        """(losses [B] by name, means over the steps of a sequence; V - target [B] of the first steps)."""
         model, obs = self.model, batch["obs"]
         predicted = model.unroll(task, obs, batch["action"], batch.get("history"))
         with torch.no_grad():
@@ -301,7 +300,7 @@ class ScaleZero(ReplayLearner[Sequence[Replay]]):
         }
 
     def state_pattern(self) -> State:
-        """The optimizer has the size of its stage, and checks that itself."""
+        """The optimizer's state depends on the stage. It checks it itself."""
         scores = {str(task): float | None for task in range(len(self.spaces))}
         return self.state_dict() | {"optimizers": dict, "scores": list(scores.values()), "solved": [int]}
 
@@ -314,7 +313,7 @@ class ScaleZero(ReplayLearner[Sequence[Replay]]):
 
 
 def numbered(returns: Mapping[str, float], names: Sequence[str]) -> dict[int, float]:
-    """Returns by the number of their task; an error where there is no such task."""
+    """Returns by the number of the task. Raises InputError for unknown tasks."""
     unknown = [name for name in returns if names and name not in names]
     if unknown:
         raise InputError(

@@ -99,12 +99,6 @@ class PlanningModel(nn.Module):
         reward, value = self.scalars(state, next_state, reward_logits, value_logits)
         return Inference(next_state, reward, value, policy)
 
-    @property
-    def has_plain_scalars(self) -> bool:
-        """Whether `recurrent` is `transition`, `predict` and decoded logits: no subclass has changed that."""
-        kind = type(self)
-        return (kind.scalars, kind.recurrent) == (PlanningModel.scalars, PlanningModel.recurrent)
-
 
 class MuZeroModel(PlanningModel):
     """Representation, dynamics and prediction: perceptrons without normalisation layers, or residual towers with them.

@@ -163,24 +163,17 @@ class Search:
             raise ValueError(f"num_simulations should be at least 1, got {num_simulations}")
         if legal is not None and not legal.any(1).all():
             raise ValueError("a root has no legal action: mask at most all but one")
-        tree = self._arena(batch, num_simulations + 1)
+        if self.tree is None or self.tree.value.shape[0] != batch or self.tree.value.shape[1] <= num_simulations:
+            self.tree = make_tree(batch, num_simulations + 1, self.num_actions)
+        tree = self.tree
         tree.legal[:] = True if legal is None else legal
         tree.gumbel[:] = 0.0 if gumbel is None else gumbel
         tree.low[:], tree.high[:] = constants.low, constants.high
         tree.depth[:] = 0
         tree.puct_factor[:] = puct_factor(constants.pb_c_init, constants.pb_c_base, len(tree.puct_factor))
-        if rules.root is not compiled.halving:
-            tree.considered[:] = 0
-            return tree, no_table(num_simulations)
-        most = min(int(constants.max_considered), self.num_actions)
-        tree.considered[:] = np.minimum(tree.legal.sum(1), most)
+        most = min(int(constants.max_considered), self.num_actions) if rules.root is compiled.halving else 0
+        tree.considered[:] = np.minimum(tree.legal.sum(1), most) if most else 0
         return tree, considered_visits(most, num_simulations)
-
-    def _arena(self, batch: int, nodes: int) -> Tree:
-        """Arrays for `batch` trees of at least `nodes` nodes: those of the last search, if they are large enough."""
-        if self.tree is None or self.tree.value.shape[0] != batch or self.tree.value.shape[1] < nodes:
-            self.tree = make_tree(batch, nodes, self.num_actions)
-        return self.tree
 
 
 UNCACHED = count()  # labels of rules that are not in KERNELS
@@ -216,11 +209,6 @@ def puct_factor(pb_c_init: float, pb_c_base: float, length: int) -> Array:
     visits = np.arange(length)
     factor: Array = np.sqrt(visits) * (pb_c_init + np.log((visits + pb_c_base + 1) / pb_c_base))
     return factor.astype(np.float32)
-
-
-@lru_cache
-def no_table(num_simulations: int) -> Array:
-    return np.zeros((1, num_simulations), np.int32)
 
 
 @lru_cache

@@ -132,7 +132,7 @@ class Schedule(Options):
 
         Rounding errors are allowed: values are clipped to their bounds where they are used.
         """
-        slack = 1e-9 * max(1.0, *(abs(bound) for bound in (low, high) if math.isfinite(bound)))
+        slack = 1e-9 * max([1.0, *(abs(bound) for bound in (low, high) if math.isfinite(bound))])
 
         def bad(step: int) -> bool:
             value = self.at(step, horizon)
