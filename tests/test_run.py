@@ -24,7 +24,7 @@ from rl_training.runtime import atomic_files, evaluation, run_evaluations
 from rl_training.runtime import run as run_module
 from rl_training.runtime.a2c_trainer import A2C_RECIPE, train_a2c
 from rl_training.runtime.checkpoints import load_checkpoint
-from rl_training.runtime.randomness import STREAMS, own_global_state, seed_of
+from rl_training.runtime.randomness import STREAMS, global_state, own_global_state, seed_of
 from rl_training.runtime.run_folder import wandb_options
 from rl_training.runtime.setup import pick_device, quick_kernels
 from rl_training.types import Spaces
@@ -96,7 +96,7 @@ def test_a_resume_goes_on_with_the_global_generators(dicey, tiny_config):
 
     def first_step(self, act, *, explore=True):
         if not seen:
-            seen.append(run_module.global_state())
+            seen.append(global_state())
         return original(self, act, explore=explore)
 
     with pytest.MonkeyPatch.context() as patch:
