@@ -81,9 +81,9 @@ def fake_fields(spaces: Spaces, hp: FakeHyperparameters) -> Fields:
 # --- runtime/fake_trainer.py ------------------------------------------------------------------------------------------
 from rl_training.config import TrainConfig
 from rl_training.runtime.on_policy import run_on_policy
+from rl_training.runtime.outcome import TrainResult
 from rl_training.runtime.recipe import Recipe
 from rl_training.runtime.registry import Entry
-from rl_training.runtime.run import TrainResult
 
 FAKE_RECIPE = Recipe(
     "fake", "REINFORCE", FakeHyperparameters, SoftmaxActor, Reinforce, fake_fields, actions="Discrete"

@@ -38,7 +38,7 @@ def test_train_takes_a_config_a_mapping_and_a_path(tiny_config, tmp_path):
         ("nowhere.yaml", "nowhere.yaml: there is no such file"),
         ({"algo": "ppo"}, "env_id: is missing"),
         ({"algo": "ppo", "env_id": "CartPole-v1", "total_timesteps": -1}, "total_timesteps: should be greater"),
-        ({"algo": "ppo", "env_id": "CartPole-v1", "total_timesteps": 9, 3: 4}, "3: keys should be words"),
+        ({"algo": "ppo", "env_id": "CartPole-v1", "total_timesteps": 9, 3: 4}, "3: keys should be text"),
     ],
 )
 def test_what_is_no_config_is_an_input_error(given, message):

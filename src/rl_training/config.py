@@ -49,7 +49,7 @@ def _unless_none(value: Any, check: Callable[[Any], Any]) -> Any:
     return None if value is None else check(value)
 
 
-# None is replaced by the default of the algorithm when a run starts; the type says int, for the code that runs then.
+# Declared as int, because a run replaces None by the default of its algorithm before it reads the number.
 NumEnvs = Annotated[int, Field(ge=1, le=MOST_ENVS), BeforeValidator(_number), WrapValidator(_unless_none)]
 
 

@@ -15,15 +15,7 @@ from pydantic import ValidationError
 
 from rl_training.algorithms.base import checked_scalar, scalar_names
 from rl_training.config import FIXED, ConfigError, InputError, Problem, TrainConfig, problems_of, shown, unknown_key
-from rl_training.runtime.hyperparameters import (
-    PARTS,
-    Hyperparameter,
-    accepts,
-    adapter,
-    hyperparameters_of,
-    is_given,
-    names_of,
-)
+from rl_training.runtime.hyperparameters import PARTS, Hyperparameter, adapter, hyperparameters_of, is_given, names_of
 from rl_training.runtime.schedules import ALL_FIELDS, KINDS, SYNONYMS, Constant, Schedule, Warmup, parse_schedule
 from rl_training.types import State
 
@@ -64,15 +56,15 @@ class Controls:
         """Every scalar in force, under its own name; one that is switched off is left out."""
         return {name: value for name in self.scalars if (value := getattr(hp, name)) is not None}
 
-    def take_writes(self, learner: Any, in_force: Any) -> bool:
-        """Keep the values that a callback wrote to the learner, whose `hp` were `in_force`; False if there are none.
+    def take_writes(self, learner: Any, in_force: Any) -> None:
+        """Keep the values that a callback wrote to the learner, whose `hp` were `in_force`.
 
         `learner.clip_coef = 0.1` and `learner.hp = dataclasses.replace(...)` are the same; settings stay fixed.
         """
         hp = learner.hp
         written = vars(learner).pop("written", set())
         if hp is in_force:
-            return False
+            return
         if type(hp) is not self.hyperparameters:
             wanted = self.hyperparameters.__name__
             raise InputError(f"the learner's hp should be a {wanted}, got a {type(hp).__name__}")
@@ -82,7 +74,6 @@ class Controls:
                 self.overrides[name] = checked_scalar(hp, name, value)
             elif value != before:
                 raise InputError(f"{name} is a setting, fixed for the whole run: it cannot become {value!r}")
-        return True
 
     def state_dict(self) -> State:
         return {"overrides": dict(self.overrides)}
@@ -166,11 +157,11 @@ def read_setting(setting: Hyperparameter, kwargs: Mapping[str, Any]) -> Any:
     if name not in kwargs:
         return setting.default
     value = kwargs[name]
-    if is_schedule(value) and not accepts(setting.hint, value):
-        raise ConfigError.of(f"is a setting, so it {FIXED}", name)
     try:
         value = adapter(setting.hint).validate_python(value)
     except ValidationError as error:
+        if is_schedule(value):
+            raise ConfigError.of(f"is a setting, so it {FIXED}", name) from error
         keys = value if isinstance(value, Mapping) else ()
         raise ConfigError(problems_of(error, (name,), {}, keys)) from error
     for number in value if isinstance(value, tuple) else (value,):

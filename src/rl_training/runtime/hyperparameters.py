@@ -10,7 +10,7 @@ from inspect import signature
 from types import UnionType
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
-from pydantic import BeforeValidator, StrictBool, TypeAdapter, ValidationError
+from pydantic import BeforeValidator, StrictBool, TypeAdapter
 
 from rl_training.config import SCHEDULE_PARTS, Float, Int
 
@@ -104,14 +104,6 @@ def _declared(field: dataclasses.Field[Any], hint: Any, atari: bool) -> Hyperpar
         if is_scalar:
             declared["schedule"] = None
     return Hyperparameter(field.name, hint, default, is_scalar, **declared)
-
-
-def accepts(hint: Any, value: Any) -> bool:
-    try:
-        adapter(hint).validate_python(value)
-    except ValidationError:
-        return False
-    return True
 
 
 def type_name(hint: Any) -> str:

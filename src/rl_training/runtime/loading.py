@@ -78,7 +78,7 @@ def build_config(
     except ConfigError as error:
         problems += error.problems
     except TypeError:  # keys that are not strings
-        problems += [Problem((shown(k),), "keys should be words") for k in data if not isinstance(k, str)]
+        problems += [Problem((shown(k),), "keys should be text") for k in data if not isinstance(k, str)]
     problems += check(data, allow_import=allow_import, needs_env=needs_env)
     if problems or config is None:
         raise ConfigError(dict.fromkeys(problems), document)

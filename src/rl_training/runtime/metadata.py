@@ -25,7 +25,7 @@ EXTRAS = {"atari": "ale_py", "mujoco": "mujoco", "box2d": "Box2D", "plot": "matp
 def write_metadata(
     run_dir: Path, *, command: str | Sequence[str], seed: int, extra: dict[str, Any] | None = None
 ) -> Path:
-    """Write what it takes to reproduce the run: versions, commit, command, seed, machine, and `extra`."""
+    """Write the facts that reproduce the run: versions, commit, command, seed, machine, and `extra`."""
     metadata = {
         "command": command if isinstance(command, str) else shlex.join(command),
         "seed": seed,
@@ -99,7 +99,7 @@ def package_versions() -> dict[str, str]:
 
 def installation_report() -> dict[str, str]:
     """Versions, devices, threads, backends and the extras that are not installed, each in one line."""
-    import torch  # here: the commands that only look for a run need none of it
+    import torch  # here, because finding the latest run does not need it
 
     gpus = [f"cuda:{i} ({torch.cuda.get_device_name(i)})" for i in range(torch.cuda.device_count())]
     omp = os.environ.get("OMP_NUM_THREADS", "not set")

@@ -1,4 +1,4 @@
-"""What the schedules of a run will do: warnings, a table, a plot in the terminal, a PNG file."""
+"""The effects of schedules: warnings, a table, a plot in the terminal, a PNG file."""
 
 from __future__ import annotations
 

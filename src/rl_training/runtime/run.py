@@ -1,4 +1,4 @@
-"""A training run: what a loop needs besides the algorithm itself."""
+"""A training run: everything that a loop uses besides the algorithm itself."""
 
 from __future__ import annotations
 

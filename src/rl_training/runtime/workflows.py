@@ -147,7 +147,7 @@ def task_number(checkpoint: Checkpoint, config: TrainConfig, task: str | None) -
 
 
 class Restored(NamedTuple):
-    """What is restored from a checkpoint without an environment, for each task."""
+    """The parts of a policy that need no environment, for each task."""
 
     players: list[Player]
     spaces: list[SavedSpaces]
