@@ -12,7 +12,7 @@ import envs_for_tests  # noqa: F401 - registers them
 from rl_training import evaluate_checkpoint, load_policy, resume_training, train
 from rl_training.acting.numpy_transformer import NumpyInference
 from rl_training.acting.scalezero import TaskActor
-from rl_training.algorithms import scalezero
+from rl_training.algorithms import planning_targets
 from rl_training.config import ConfigError, InputError
 from rl_training.data.state_check import StateMismatch
 from rl_training.ops.search import Search
@@ -218,22 +218,22 @@ def test_all_sorts_of_tasks_at_once(tiny_config, monkeypatch):
         learning_starts=60,
     )
     seen = {"searches": set(), "targets": set()}
-    search, make_targets = Search.__call__, scalezero.sequence_targets
+    search, make_targets = Search.__call__, planning_targets.value_targets
 
     def spied_search(self, rules, evaluate, root, **options):
         seen["searches"] |= {round(float(discount), 6) for discount in root.discount}
         return search(self, rules, evaluate, root, **options)
 
-    def spied_targets(*args, **options):
-        seen["targets"].add(options["discount"])
-        return make_targets(*args, **options)
+    def spied_targets(sequence, n, count, discount, *args, **options):
+        seen["targets"].add(discount)
+        return make_targets(sequence, n, count, discount, *args, **options)
 
     def look(run):
         for actor in run.actor.actors:
             assert type(actor.planner.inference) is NumpyInference
 
     monkeypatch.setattr(Search, "__call__", spied_search)
-    monkeypatch.setattr(scalezero, "sequence_targets", spied_targets)
+    monkeypatch.setattr(planning_targets, "value_targets", spied_targets)
     metrics = train(config, callbacks=[look], progress="silent").metrics
     assert seen == {"searches": {0.997, -0.997}, "targets": {0.997, -0.997}}
     assert -1 <= metrics["eval_return_mean/TicTacToe-v0"] <= 1
