@@ -153,7 +153,8 @@ class TrainConfig:
     output_dir: Path = Field(default=Path("runs"), description="folder in which the run folder is created")
     seed: Int = Field(default=0, ge=0, description="random seed of environments, networks and sampling")
     num_envs: NumEnvs = Field(  # type: ignore[assignment]
-        default=None, description="number of parallel environments, for each task; default: 8, for sac 1"
+        default=None,
+        description="number of parallel environments, for each task; default: 8, or what the algorithm prefers",
     )
     device: str = Field(
         default="auto",
