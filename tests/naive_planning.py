@@ -16,7 +16,7 @@ from torch import nn
 from build import build, make_replay
 from naive_replay import Ends, stream, vector
 from rl_training import ALGORITHMS
-from rl_training.acting.planner import Planner
+from rl_training.acting.planning import Planner
 from rl_training.data.replay import Replay
 from rl_training.types import Array, Spaces, Step
 

@@ -29,6 +29,7 @@ from rl_training.envs.board_games import (
 )
 from rl_training.envs.factory import make_envs
 from rl_training.envs.runner import EnvRunner
+from rl_training.envs.runner_state import RunnerState
 from rl_training.types import Decision
 
 GAMES = {"TicTacToe-v0": TicTacToe, "ConnectFour-v0": ConnectFour}
@@ -499,11 +500,11 @@ def test_the_runner_plays_them(env_id, kwargs):
 def test_games_go_on_where_they_stopped(env_id, kwargs):
     runner = make_runner(env_id, kwargs)
     collect(runner, 25)
-    state = runner.state_dict()
+    state = RunnerState(runner).state_dict()
     uninterrupted = collect(runner, 25)
     runner.close()
     restored = make_runner(env_id, kwargs, seed=9)
-    restored.load_state_dict(state)
+    RunnerState(restored).load_state_dict(state)
     assert restored.not_restored == []
     again = collect(restored, 25)
     restored.close()

@@ -17,7 +17,7 @@ from naive_planning import BOARD, PLAIN, TORQUE, make
 from recorded_capture import RecordedCapture
 from rl_training.acting.graphed import GraphedGradient
 from rl_training.acting.inference import GraphInference, TorchInference
-from rl_training.acting.planner import Planner
+from rl_training.acting.planning import Planner
 from rl_training.algorithms.base import scalar_names
 from rl_training.data.batch import tree_map
 from rl_training.models.moe import MixtureOfExperts

@@ -11,7 +11,7 @@ from build import build, make_replay
 from envs_for_tests import SixSteps
 from rl_training import TrainConfig, train
 from rl_training.algorithms.efficientzero import EfficientZeroHyperparameters, value_prefixes
-from rl_training.algorithms.planning import to_tensors
+from rl_training.data.batch import to_tensors
 from rl_training.data.replay import Replay
 from rl_training.types import Batch, Spaces
 

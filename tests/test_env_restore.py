@@ -12,6 +12,7 @@ from rl_training.data.normalize import Normalizer
 from rl_training.envs import episodes
 from rl_training.envs.factory import make_envs
 from rl_training.envs.runner import EnvRunner
+from rl_training.envs.runner_state import RunnerState
 from rl_training.types import Decision
 
 ATARI = {"wrappers": {"atari": {"noop_max": 5}, "frame_stack": 2}, "backend": "sync"}
@@ -64,14 +65,14 @@ def test_a_restored_runner_continues_bit_for_bit(case, tmp_path, monkeypatch):
     env_id, kwargs, steps = CASES[case]
     runner = make_runner(env_id, kwargs)
     collect(runner, steps)
-    state = runner.state_dict()
+    state = RunnerState(runner).state_dict()
     finished = noted(runner)
     uninterrupted = collect(runner, steps)
     returns = list(runner.statistics.recent_returns)
     runner.close()
 
     restored = make_runner(env_id, kwargs, seed=99)
-    restored.load_state_dict(state)
+    RunnerState(restored).load_state_dict(state)
     assert restored.not_restored == []
     again = noted(restored)
     assert_same(collect(restored, steps), uninterrupted)
@@ -83,11 +84,11 @@ def test_a_restored_runner_continues_bit_for_bit(case, tmp_path, monkeypatch):
 def test_normaliser_and_runner_together_continue_bit_for_bit():
     runner = make_runner("Pendulum-v1", {}, normalize=True)
     collect(runner, 20)
-    state, statistics = runner.state_dict(), runner.normalizer.state_dict()
+    state, statistics = RunnerState(runner).state_dict(), runner.normalizer.state_dict()
     uninterrupted = collect(runner, 20)
     restored = make_runner("Pendulum-v1", {}, seed=99, normalize=True)
     restored.normalizer.load_state_dict(statistics)
-    restored.load_state_dict(state)
+    RunnerState(restored).load_state_dict(state)
     assert_same(collect(restored, 20), uninterrupted)
 
 
@@ -96,17 +97,17 @@ def test_an_environment_that_cannot_be_replayed_is_named_and_begins_anew(backend
     kwargs = {"honest": False, "backend": backend}
     runner = make_runner("RandomWalkForTests-v0", kwargs)
     collect(runner, 5)
-    state = runner.state_dict()
+    state = RunnerState(runner).state_dict()
     runner.close()
     restored = make_runner("RandomWalkForTests-v0", kwargs)
-    restored.load_state_dict(state)
+    RunnerState(restored).load_state_dict(state)
     assert restored.not_restored == [0, 1]
     assert restored.first.all()
     assert not restored.memory["h"].any()
     assert not np.array_equal(restored.obs, state["obs"])
     assert np.array_equal(restored.obs, restored.envs.obs)
     assert collect(restored, 1)[0]["first"].all()
-    assert restored.state_dict()["lengths"].tolist() == [1, 1]
+    assert RunnerState(restored).state_dict()["lengths"].tolist() == [1, 1]
     restored.close()
 
 
@@ -114,9 +115,9 @@ def test_too_long_an_episode_is_not_kept(monkeypatch):
     monkeypatch.setattr(episodes, "MAX_ACTIONS", 4)
     runner = make_runner("RandomWalkForTests-v0", {})
     collect(runner, 5)
-    state = runner.state_dict()
+    state = RunnerState(runner).state_dict()
     restored = make_runner("RandomWalkForTests-v0", {})
-    restored.load_state_dict(state)
+    RunnerState(restored).load_state_dict(state)
     assert restored.not_restored == [0, 1]
     collect(restored, 60)
     restored.envs.reset()
@@ -129,17 +130,17 @@ def test_ale_vector_begins_anew_with_other_seeds():
     pytest.importorskip("ale_py")
     kwargs = {"wrappers": {"atari": True}, "backend": "ale"}
     runner = make_runner("ALE/Pong-v5", kwargs)
-    state = runner.state_dict()
+    state = RunnerState(runner).state_dict()
     begins = collect(runner, 30)
     assert_same(collect(make_runner("ALE/Pong-v5", kwargs), 30), begins)
     restored = make_runner("ALE/Pong-v5", kwargs)
-    restored.load_state_dict(state)
+    RunnerState(restored).load_state_dict(state)
     assert restored.not_restored == [0, 1]
     assert restored.first.all()
     others = collect(restored, 30)
     assert not np.array_equal(others[-1]["obs"], begins[-1]["obs"]), "not the first episodes once more"
     twice = make_runner("ALE/Pong-v5", kwargs)
-    twice.load_state_dict(restored.state_dict())
+    RunnerState(twice).load_state_dict(RunnerState(restored).state_dict())
     twice.rng = np.random.default_rng(3)  # the same actions again
     assert not np.array_equal(collect(twice, 30)[-1]["obs"], others[-1]["obs"])
 
@@ -149,7 +150,7 @@ def test_a_delayed_reset_is_remembered():
     runner = make_runner("CartPole-v1", kwargs)
     assert collect(runner, 4)[-1]["truncated"].all()
     restored = make_runner("CartPole-v1", kwargs, seed=99)
-    restored.load_state_dict(runner.state_dict())
+    RunnerState(restored).load_state_dict(RunnerState(runner).state_dict())
     rows = collect(restored, 3)
     assert_same(rows, collect(runner, 3))
     assert not rows[0]["live"].any()
@@ -159,7 +160,7 @@ def test_a_vector_environment_with_other_attributes_is_not_trusted():
     runner = make_runner("CartPole-v1", {"backend": "vector"})
     runner.envs.env.unwrapped.history = [1, 2]
     restored = make_runner("CartPole-v1", {"backend": "vector"})
-    restored.load_state_dict(runner.state_dict())
+    RunnerState(restored).load_state_dict(RunnerState(runner).state_dict())
     assert restored.not_restored == [0, 1]
 
 
@@ -167,7 +168,7 @@ def test_state_of_other_environments_is_refused():
     sync = make_runner("CartPole-v1", {"backend": "sync"})
     vector = make_runner("CartPole-v1", {"backend": "vector"})
     with pytest.raises(ValueError, match="resume with the backend and num_envs"):
-        vector.load_state_dict(sync.state_dict())
+        RunnerState(vector).load_state_dict(RunnerState(sync).state_dict())
     three = make_envs("CartPole-v1", num_envs=3, seed=0, env_kwargs={}, training=True)
     with pytest.raises(ValueError, match="resume with the backend and num_envs"):
         three.load_state(sync.envs.state())

@@ -14,7 +14,7 @@ from naive_planning import restore
 from rl_training import ALGORITHMS
 from rl_training.acting.graphed import GraphedGradient
 from rl_training.acting.inference import GraphInference, TorchInference
-from rl_training.acting.planner import Planner
+from rl_training.acting.planning import Planner
 from rl_training.types import Spaces
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

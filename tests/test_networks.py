@@ -12,9 +12,10 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete
 from torch import Tensor, nn
 
 from probes import random_observation
-from rl_training.acting.forward import NumpyForward, TorchForward, to_tensors
+from rl_training.acting.forward import NumpyForward, TorchForward
 from rl_training.acting.paths import make_forward
 from rl_training.algorithms.optim import Adam, descend
+from rl_training.data.batch import to_tensors
 from rl_training.models.actor_critic import ActorCritic
 from rl_training.models.networks import NatureCNN, make_encoder, mlp
 from rl_training.models.parameters import FlatParameters

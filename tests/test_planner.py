@@ -14,8 +14,7 @@ from gymnasium.spaces import Box, Discrete
 from naive_planning import BOARD, PLAIN, SMALL, TORQUE, Diary, board, make, new_replay, restore, steps, stir
 from naive_search import Found, Leaf, World, naive_search
 from rl_training import ALGORITHMS
-from rl_training.acting.planner import Plan, Planner
-from rl_training.acting.planning import search_arguments
+from rl_training.acting.planning import Plan, Planner, search_arguments
 from rl_training.algorithms.gumbel_muzero import GumbelMuZero
 from rl_training.ops.tree import SearchConstants
 from rl_training.types import Array, Spaces

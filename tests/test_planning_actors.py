@@ -18,11 +18,10 @@ from naive_planning import BOARD, PLAIN, SMALL, TORQUE, make
 from probes import random_observation
 from recorded_capture import RecordedCapture
 from rl_training import ALGORITHMS
-from rl_training.acting import planner as planner_module
+from rl_training.acting import planning as planner_module
 from rl_training.acting.inference import GraphInference, TorchInference
 from rl_training.acting.numpy_transformer import NumpyInference
-from rl_training.acting.planner import Plan, Planner
-from rl_training.acting.planning import search_arguments
+from rl_training.acting.planning import Plan, Planner, search_arguments
 from rl_training.data.recurrent import reset_rows
 from rl_training.models.moe import MixtureOfExperts
 from rl_training.models.scalezero import ScaleZeroModel

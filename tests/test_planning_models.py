@@ -14,8 +14,8 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete
 from torch import Tensor, nn
 
 from probes import random_observation
-from rl_training.acting.forward import to_tensors
 from rl_training.acting.inference import TorchInference
+from rl_training.data.batch import to_tensors
 from rl_training.models.efficientzero import EfficientZeroModel
 from rl_training.models.muzero import MuZeroModel, PlanningModel, bounded_log_std, min_max_scaled
 from rl_training.models.residual import CHANGE_GAIN, ResidualBlock, StackConvolution, planes_first

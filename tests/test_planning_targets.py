@@ -23,8 +23,8 @@ from naive_planning import (
     steps,
 )
 from naive_replay import Ends
-from rl_training.acting.forward import to_tensors
 from rl_training.algorithms.efficientzero import value_prefixes
+from rl_training.data.batch import to_tensors
 from rl_training.types import Array, Spaces
 
 ENDS = {

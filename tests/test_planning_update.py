@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from naive_planning import BOARD, DUEL, PLAIN, TORQUE, Diary, make, new_replay, restore, steps
 from naive_replay import Ends
 from rl_training.algorithms.base import scalar_names
-from rl_training.algorithms.planning import to_tensors
-from rl_training.algorithms.planning_losses import squashed_log_prob
+from rl_training.algorithms.planning import squashed_log_prob
+from rl_training.data.batch import to_tensors
 from rl_training.models.muzero import scale_gradient
 from rl_training.types import Batch, Spaces
 

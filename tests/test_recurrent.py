@@ -25,6 +25,7 @@ from rl_training.envs.backends import Envs, SyncEnvs, VectorEnvs
 from rl_training.envs.episodes import Episodes
 from rl_training.envs.factory import make_envs
 from rl_training.envs.runner import EnvRunner
+from rl_training.envs.runner_state import RunnerState
 from rl_training.runtime.checkpoints import load_checkpoint, save_checkpoint
 from rl_training.runtime.restoring import restore_part
 from rl_training.types import Decision, Memory, Observation
@@ -245,7 +246,7 @@ def test_memory_survives_a_checkpoint(backend: str, kind: str, tmp_path: Path) -
     runner = cartpole(backend, 3)
     for _ in range(4 if backend == "vector" else 2):
         runner.step(act)
-    state = {"runner": runner.state_dict()}
+    state = {"runner": RunnerState(runner).state_dict()}
     path = save_checkpoint(tmp_path / "checkpoint", state=state, config={}, info={"global_step": 0})
     restored = cartpole(backend, 99)
     restore_part(load_checkpoint(path), "runner", restored)
@@ -271,9 +272,9 @@ def test_an_environment_that_cannot_be_restored_begins_without_memory() -> None:
     """Only its own row is reset."""
     runner, other = cartpole("sync", 3), cartpole("sync", 99)
     runner.step(StepCounter("torch"))
-    state = runner.state_dict()
+    state = RunnerState(runner).state_dict()
     state["envs"]["episodes"][1]["actions"] = None  # too long to be replayed
-    other.load_state_dict(state)
+    RunnerState(other).load_state_dict(state)
     assert other.not_restored == [1]
     assert counts(other.memory) == [1, 0]
     assert counts(runner.memory) == counts(state["memory"]) == [1, 1]

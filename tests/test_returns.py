@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rl_training.algorithms import planning_targets
 from rl_training.ops import returns
 from rl_training.types import Array
 
@@ -158,16 +159,16 @@ def test_bootstrapping_comes_n_steps_later_or_after_the_last_known_step(
     data: list[tuple[int, int]], count: int
 ) -> None:
     steps, n = (np.array(column) for column in zip(*data, strict=True))
-    after = returns.bootstrap_after(steps, n, count)
+    after = planning_targets.bootstrap_after(steps, n, count)
     assert after.shape == (len(data), count)
     assert after.tolist() == [[naive_after(*row, k) for k in range(count)] for row in data]
-    same = returns.bootstrap_after(steps, 3, count)
-    np.testing.assert_array_equal(same, returns.bootstrap_after(steps, np.full(len(data), 3), count))
+    same = planning_targets.bootstrap_after(steps, 3, count)
+    np.testing.assert_array_equal(same, planning_targets.bootstrap_after(steps, np.full(len(data), 3), count))
 
 
 def test_bootstrapping_by_hand() -> None:
     """Five known steps, n = 3: each of their rewards is summed."""
-    assert returns.bootstrap_after(np.array([5]), 3, 7).tolist() == [[3, 3, 3, 2, 1, 0, 0]]
+    assert planning_targets.bootstrap_after(np.array([5]), 3, 7).tolist() == [[3, 3, 3, 2, 1, 0, 0]]
 
 
 @pytest.mark.parametrize("discount", [0.9, 1.0, -1.0, -0.9, 0.0])
@@ -175,7 +176,7 @@ def test_n_step_sums_are_their_definition(discount: float) -> None:
     rng = np.random.default_rng(0)
     reward = rng.standard_normal((20, 14), dtype=np.float32)
     after = rng.integers(0, 11, (20, 4))
-    total = returns.n_step_sum(reward, after, discount)
+    total = planning_targets.n_step_sum(reward, after, discount)
     assert total.dtype == np.float32
     for b in range(20):
         for k in range(4):
@@ -187,9 +188,9 @@ def test_n_step_sums_see_nothing_beyond() -> None:
     reward = np.arange(1, 9, dtype=np.float32)[None].repeat(2, 0)
     after = np.array([[2, 1, 0], [0, 0, 3]])
     before = reward.copy()
-    expected = returns.n_step_sum(reward, after, 0.5)
+    expected = planning_targets.n_step_sum(reward, after, 0.5)
     np.testing.assert_array_equal(expected, [[2.0, 2.0, 0.0], [0.0, 0.0, 3 + 2 + 1.25]])
     np.testing.assert_array_equal(reward, before)
     reward[0, 2:], reward[1, :2], reward[1, 5:] = np.nan, np.nan, np.nan
-    np.testing.assert_array_equal(returns.n_step_sum(reward, after, 0.5), expected)
-    assert not returns.n_step_sum(reward, np.zeros((2, 3), np.int64), 0.5).any()
+    np.testing.assert_array_equal(planning_targets.n_step_sum(reward, after, 0.5), expected)
+    assert not planning_targets.n_step_sum(reward, np.zeros((2, 3), np.int64), 0.5).any()

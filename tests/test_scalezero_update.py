@@ -11,12 +11,11 @@ import torch
 from gymnasium.spaces import Box, Discrete
 
 from build import build
-from rl_training.acting.planner import Planner
-from rl_training.acting.planning import plan_by_visits
+from rl_training.acting.planning import Planner, plan_by_visits
 from rl_training.algorithms.optim import soft_update
-from rl_training.algorithms.planning import to_tensors
 from rl_training.algorithms.scalezero import ScaleZeroHyperparameters
 from rl_training.config import InputError
+from rl_training.data.batch import to_tensors
 from rl_training.data.fields import fields_of
 from rl_training.data.recurrent import reset_rows
 from rl_training.data.replay import Replay

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rl_training.ops.sum_tree import find, set_leaves
+from rl_training.data.priorities import find, set_leaves
 from rl_training.types import Array
 
 

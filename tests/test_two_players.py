@@ -11,6 +11,7 @@ from rl_training import ALGORITHMS, evaluate_checkpoint, load_policy, train
 from rl_training.config import InputError
 from rl_training.envs.factory import make_envs
 from rl_training.envs.runner import EnvRunner
+from rl_training.envs.runner_state import RunnerState
 from rl_training.runtime import workflows
 from rl_training.types import Decision
 
@@ -96,7 +97,7 @@ def test_alternating_goes_on_after_a_restore():
     for _ in range(3):
         runner.step(says_one_at(None, None, None))
     other = make_runner()
-    other.load_state_dict(runner.state_dict())
+    RunnerState(other).load_state_dict(RunnerState(runner).state_dict())
     other.step(says_one_at(1, 1, 1))
     assert list(other.statistics.recent_returns) == [-1.0] * 3
 

@@ -7,12 +7,13 @@ weights. Optimizers and `load_state_dict` write in place, so the views never nee
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import torch
 from torch import nn
 
+from rl_training.data.batch import to_tensors
 from rl_training.models.networks import Encoder
 from rl_training.types import Array, Observation
 
@@ -91,13 +92,6 @@ ACTIVATIONS: dict[type, Callable[[Array], Array]] = {  # in place
     nn.Tanh: lambda x: np.tanh(x, out=x),
     nn.ReLU: lambda x: np.maximum(x, np.float32(0), out=x),
 }
-
-
-def to_tensors(obs: Observation, device: torch.device) -> Any:
-    """An observation as tensors on the device. On the CPU they share memory."""
-    if isinstance(obs, dict):
-        return {key: to_tensors(x, device) for key, x in obs.items()}
-    return torch.as_tensor(obs, device=device)
 
 
 def flat(obs: Observation) -> Array:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rl_training.acting.capture import CudaCapture, capture_after_warm_up
-from rl_training.acting.forward import to_tensors
+from rl_training.data.batch import to_tensors
 from rl_training.data.history import num_rows
 from rl_training.models.muzero import Inference, PlanningModel
 from rl_training.types import Array, History, Observation, TensorTree

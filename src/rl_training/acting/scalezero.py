@@ -9,8 +9,7 @@ import numpy as np
 import torch
 
 from rl_training.acting.actor import NetworkOwner
-from rl_training.acting.planner import Plan, Planner
-from rl_training.acting.planning import plan_by_visits, plan_extras, search_arguments
+from rl_training.acting.planning import Plan, Planner, plan_by_visits, plan_extras, search_arguments
 from rl_training.data.history import check_history, empty_history, extended_history, to_history, to_memory
 from rl_training.models.moe import Adapters
 from rl_training.models.scalezero import ScaleZeroModel

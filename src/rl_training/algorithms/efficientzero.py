@@ -12,8 +12,7 @@ from torch import Tensor
 
 from rl_training.algorithms.base import scalar, setting
 from rl_training.algorithms.muzero import MuZeroHyperparameters, cooling
-from rl_training.algorithms.planning import PlanningLearner
-from rl_training.algorithms.planning_losses import step_weights, unrolled_losses
+from rl_training.algorithms.planning import PlanningLearner, step_weights, unrolled_losses
 from rl_training.algorithms.replay_based import annealing
 from rl_training.data.replay import Replay
 from rl_training.models.efficientzero import EfficientZeroModel

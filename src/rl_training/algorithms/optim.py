@@ -23,7 +23,7 @@ class Optimizer:
 
     def __init__(self, parameters: FlatParameters) -> None:
         self.parameters = parameters
-        _ = parameters.gradient  # allocated here: networks that only act have none
+        self.gradient = parameters.gradient  # allocated here: networks that only act have none
 
     def step(self, lr: float) -> None:
         raise NotImplementedError
@@ -65,7 +65,7 @@ def fused_adam(adam: Adam, lr: float) -> None:
     flat = adam.parameters
     adam.steps += 1
     ADAM_KERNEL(
-        [flat.vector], [flat.gradient], [adam.mean], [adam.square], [], [adam.steps],
+        [flat.vector], [adam.gradient], [adam.mean], [adam.square], [], [adam.steps],
         lr=lr, beta1=adam.betas[0], beta2=adam.betas[1], eps=adam.eps,
         weight_decay=0.0, amsgrad=False, maximize=False,
     )  # fmt: skip
@@ -75,7 +75,7 @@ def public_fused_adam(adam: Adam, lr: float) -> None:
     """The same kernel by way of torch.optim.Adam, whose overhead exceeds the kernel's time for small networks."""
     flat = adam.parameters
     parameter = torch.nn.Parameter(flat.vector)
-    parameter.grad = flat.gradient
+    parameter.grad = adam.gradient
     optimizer = torch.optim.Adam([parameter], lr=lr, betas=adam.betas, eps=adam.eps, fused=True)
     optimizer.state[parameter] = {"step": adam.steps, "exp_avg": adam.mean, "exp_avg_sq": adam.square}
     optimizer.step()
@@ -98,7 +98,7 @@ class RMSprop(Optimizer):
         self.square = torch.full_like(parameters.vector, 1.0 if tf_style else 0.0)
 
     def step(self, lr: float) -> None:
-        gradient = self.parameters.gradient
+        gradient = self.gradient
         self.square.mul_(self.alpha).addcmul_(gradient, gradient, value=1 - self.alpha)
         root = (self.square + self.eps).sqrt_() if self.tf_style else self.square.sqrt().add_(self.eps)
         self.parameters.vector.addcdiv_(gradient, root, value=-lr)
@@ -115,7 +115,7 @@ def soft_update(target: nn.Module, model: nn.Module, tau: float) -> None:
 
 def backward(optimizer: Optimizer, loss: Tensor) -> None:
     """Write the gradient of `loss` with respect to the optimizer's parameters."""
-    optimizer.parameters.gradient.zero_()
+    optimizer.gradient.zero_()
     # `inputs`: other networks in the loss, such as a critic, get no gradient.
     loss.backward(inputs=optimizer.parameters.parameters)  # type: ignore[no-untyped-call]
 
@@ -134,7 +134,7 @@ def gradient_step(optimizer: Optimizer, loss: Tensor, *, lr: float, max_grad_nor
 
 def clipped_step(optimizer: Optimizer, *, lr: float, max_grad_norm: float | None) -> Tensor:
     """One step on the gradient that is written, clipped. Returns the norm before clipping."""
-    gradient = optimizer.parameters.gradient
+    gradient = optimizer.gradient
     norm: Tensor = torch.linalg.vector_norm(gradient)
     if max_grad_norm is not None:
         gradient.mul_((max_grad_norm / (norm + 1e-6)).clamp_(max=1.0))

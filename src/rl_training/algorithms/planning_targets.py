@@ -8,9 +8,8 @@ from typing import Any, cast
 import gymnasium as gym
 import numpy as np
 
-from rl_training.acting.planner import Plan, signed_discount
+from rl_training.acting.planning import Plan, signed_discount
 from rl_training.data.replay import Replay
-from rl_training.ops.returns import bootstrap_after, n_step_sum
 from rl_training.types import Array, Spaces
 
 
@@ -83,6 +82,27 @@ def value_targets(
         value = predicted if only_values else np.where(beyond, predicted, value)
     bootstrap = np.where(beyond & terminated, np.float32(0), np.float32(discount) ** after * value)
     return cast(Array, (n_step_sum(sequence["reward"], after, discount) + bootstrap).astype(np.float32))
+
+
+def bootstrap_after(steps: Array, n: int | Array, count: int) -> Array:
+    """[B, count] The number of rewards in the n-step targets of the first `count` steps of sequences.
+
+    The sequences have steps [B] known rewards. Where fewer than n are left, the target sums these and bootstraps from
+    the state after the last step.
+    """
+    left = steps[:, None] - np.arange(count)
+    return cast(Array, np.clip(np.minimum(left, np.asarray(n).reshape(-1, 1)), 0, None))
+
+
+def n_step_sum(reward: Array, after: Array, discount: float) -> Array:
+    """[B, count] Sums over i < after[b, k] of discount^i reward[b, k + i], for rewards [B, L].
+
+    The discount is negative where two players alternate.
+    """
+    total = np.zeros(after.shape, np.float32)
+    for i in range(int(after.max())):
+        total += np.where(i < after, np.float32(discount**i) * reward[:, i : i + after.shape[1]], np.float32(0))
+    return total
 
 
 def renew_policies(

@@ -16,18 +16,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rl_training.acting.planner import Plan
-from rl_training.acting.planning import search_arguments
+from rl_training.acting.planning import Plan, search_arguments
 from rl_training.acting.scalezero import ScaleZeroActor, plan_in_task
 from rl_training.algorithms.base import scalar, setting
 from rl_training.algorithms.muzero import cooling
 from rl_training.algorithms.optim import Adam, backward, clipped_step, soft_update
-from rl_training.algorithms.planning import SearchHyperparameters, to_tensors
-from rl_training.algorithms.planning_losses import policy_loss
+from rl_training.algorithms.planning import SearchHyperparameters, policy_loss
 from rl_training.algorithms.planning_targets import sequence_targets
 from rl_training.algorithms.replay_based import CAPACITY, ReplayLearner
 from rl_training.config import InputError, nearest
-from rl_training.data.batch import tree_map
+from rl_training.data.batch import to_tensors, tree_map
 from rl_training.data.replay import Replay
 from rl_training.models.parameters import FlatParameters
 from rl_training.types import Array, Batch, History, State

@@ -1,4 +1,4 @@
-"""A batch is a dict of tensors, in which an observation may be a dict itself. These are the things we do to one."""
+"""Operations on batches of tensors and observations [N, ...] of arrays. Both may be nested dicts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rl_training.types import Batch
+from rl_training.types import Array, Batch, Observation
 
 
 def tree_map(function: Callable[[Any], Any], tree: Any) -> Any:
@@ -21,6 +21,11 @@ def tree_map(function: Callable[[Any], Any], tree: Any) -> Any:
 
 def to_device(tree: Any, device: torch.device) -> Any:
     return tree if device.type == "cpu" else tree_map(lambda x: x.to(device, non_blocking=True), tree)
+
+
+def to_tensors(tree: Any, device: torch.device) -> Any:
+    """Arrays, or nested dicts of them, as tensors on the device. On the CPU they share memory."""
+    return to_device(tree_map(torch.as_tensor, tree), device)
 
 
 def flatten(batch: Batch) -> Batch:
@@ -48,3 +53,32 @@ def _shuffled(size: int, count: int, rng: np.random.Generator, device: torch.dev
 
 def _select(batch: Batch, axis: int, index: Tensor) -> Batch:
     return {key: tree_map(lambda x: x.index_select(axis, index), entry) for key, entry in batch.items()}
+
+
+def arrays_of(obs: Observation) -> dict[str, Array]:
+    """The arrays of an observation by key; "" where it is a single array."""
+    return obs if isinstance(obs, dict) else {"": obs}
+
+
+def copied(obs: Observation) -> Observation:
+    copy: Observation = tree_map(lambda x: x.copy(), obs)
+    return copy
+
+
+def put_rows(target: Observation, rows: Array, source: Observation) -> None:
+    """Copy rows (a mask [N] or indices) from `source` to `target`."""
+    arrays = arrays_of(source)
+    for key, array in arrays_of(target).items():
+        array[rows] = arrays[key][rows]
+
+
+def same_row(one: Observation, other: Observation, index: int) -> bool:
+    """Whether row `index` is equal in both. NaN equals NaN."""
+    arrays = arrays_of(other)
+    pairs = [(array[index], arrays[key][index]) for key, array in arrays_of(one).items()]
+    return all(np.array_equal(row, other_row, equal_nan=row.dtype.kind == "f") for row, other_row in pairs)
+
+
+def any_true(flags: Array) -> bool:
+    """flags.any() for a few flags [N] (measured for 8: 0.2 against 1.6 microseconds)."""
+    return 1 in flags.tobytes()

@@ -50,6 +50,13 @@ def fields_of(step: Step) -> Fields:
     return fields
 
 
+def check_step(step: Step, fields: Fields, num_envs: int) -> tuple[str, ...]:
+    """The names of a step's entries, after a check that entries and shapes are as declared."""
+    check_entries(step, fields)
+    check_shapes(step, fields, num_envs)
+    return tuple(step)
+
+
 def check_entries(step: Step, fields: Fields) -> None:
     """Raise an InputError where an entry is missing or not declared. Its column would keep old values, or not exist."""
     entries = stored_entries(step).keys()
@@ -60,22 +67,6 @@ def check_entries(step: Step, fields: Fields) -> None:
         raise InputError(f"a step lacks {', '.join(map(repr, missing))} ({declared}): every step holds all of them")
     unknown = ", ".join(map(repr, sorted(entries - fields.keys())))
     raise InputError(f"a step holds {unknown}, not declared ({declared}): name it in the recipe's fields")
-
-
-class StepCheck:
-    """Compares steps with what was declared. Shapes are compared in the first step, entries where they change."""
-
-    def __init__(self, fields: Fields, num_envs: int) -> None:
-        self.fields, self.num_envs = fields, num_envs
-        self._entries: tuple[str, ...] = ()  # of the last step
-
-    def __call__(self, step: Step) -> None:
-        entries = tuple(step)
-        if entries != self._entries:
-            check_entries(step, self.fields)
-            if not self._entries:
-                check_shapes(step, self.fields, self.num_envs)
-            self._entries = entries
 
 
 def check_shapes(step: Step, fields: Fields, num_envs: int) -> None:

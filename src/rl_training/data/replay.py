@@ -10,10 +10,9 @@ import torch
 
 from rl_training.config import InputError
 from rl_training.data.batch import tree_map
-from rl_training.data.draws import draw_steps, draw_windows
-from rl_training.data.fields import StepCheck
+from rl_training.data.fields import check_step
 from rl_training.data.replay_saving import hold_rows, load_ring_state, ring_state
-from rl_training.data.ring import Ring
+from rl_training.data.ring import Ring, draw_steps, draw_windows
 from rl_training.types import Array, Batch, Fields, History, Observation, State, Step
 
 if TYPE_CHECKING:
@@ -52,7 +51,7 @@ class Replay:
         self.num_envs, self.fields, self.scaling, self.device = num_envs, fields, scaling, device
         self.ring = Ring(capacity, num_envs, fields, frame_stack=frame_stack)
         self.priorities = make_priorities(len(self.ring.valid)) if prioritized else None
-        self._check = StepCheck(fields, num_envs)
+        self._entries: tuple[str, ...] = ()  # of the last step
 
     @property
     def added(self) -> int:
@@ -81,7 +80,8 @@ class Replay:
 
     def add(self, step: Step) -> None:
         """Store one step of every environment, except where `live` is false."""
-        self._check(step)
+        if tuple(step) != self._entries:  # the first step, or one that is made in another way
+            self._entries = check_step(step, self.fields, self.num_envs)
         if self.device is not None and self.ring.device is None:
             self._copy_to_device()
         place, expired = self.ring.add(step)

@@ -8,16 +8,20 @@ it, because they are not always copies of the first frame.
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from rl_training.config import InputError
 from rl_training.data.batch import tree_map
-from rl_training.data.holds import Holds
-from rl_training.data.replay_layout import ring_rows, stored_fields
+from rl_training.data.fields import num_bytes
 from rl_training.types import Array, Field, Fields, Observation, Step
+
+SPARE_FRACTION = 1 / 16  # of the rows that can be drawn: so many more can be written while a checkpoint reads these
 
 
 class Ring:
@@ -178,3 +182,106 @@ def write(tree: Any, place: Any, rows: Any) -> None:
             write(branch, place, rows[key])
     else:
         tree[place] = rows
+
+
+class Holds:
+    """Ranges of rows, one range of each environment for each checkpoint that is being written.
+
+    Whoever writes to the ring calls `wait` first. The thread that reads the rows releases them.
+    """
+
+    def __init__(self, length: int) -> None:
+        """length: rows in the ring of one environment."""
+        self.length = length
+        self._ranges: list[tuple[Array, Array]] = []  # (first row [N], number of rows [N])
+        self._released = threading.Condition()
+
+    def hold(self, first: Array, count: Array) -> Callable[[], None]:
+        """Hold `count` [N] rows from row `first` [N] on. The function returned releases them, from any thread."""
+        held = (first, count)
+        with self._released:
+            self._ranges = [*self._ranges, held]
+
+        def release() -> None:
+            with self._released:
+                self._ranges = [other for other in self._ranges if other is not held]
+                self._released.notify_all()
+
+        return release
+
+    def wait(self, place: Array) -> None:
+        """Return as soon as none of the places [...] is held."""
+        if not self._ranges:
+            return
+        env, row = np.divmod(place, self.length)
+
+        def free() -> bool:
+            return not any(((row - first[env]) % self.length < count[env]).any() for first, count in self._ranges)
+
+        with self._released:
+            self._released.wait_for(free)
+
+
+def draw_steps(ring: Ring, count: int, rng: np.random.Generator) -> Array:
+    """[B] Places of steps. Places without a step that can be drawn are drawn again."""
+    written = int(min(ring.cursor.max() + 1, ring.length))  # rows, in the environment that has the most
+    place = _draw_written(ring, count, written, rng)
+    while (wrong := np.flatnonzero(~ring.valid[place])).size:
+        place[wrong] = _draw_written(ring, len(wrong), written, rng)
+    return place
+
+
+def _draw_written(ring: Ring, count: int, written: int, rng: np.random.Generator) -> Array:
+    """[B] Places among the first `written` places of every environment."""
+    drawn = rng.integers(0, ring.num_envs * written, count)
+    return drawn if written == ring.length or ring.num_envs == 1 else ring.places(drawn // written, drawn % written)
+
+
+def draw_windows(ring: Ring, count: int, length: int, rng: np.random.Generator) -> Array:
+    """[B, L] Places of windows of L complete rows. Every row from which L complete rows are known is equally likely."""
+    if ring.frame_stack > 1:
+        raise InputError(
+            f"a replay of stacked frames (frame_stack: {ring.frame_stack}) has no windows: remove frame_stack from "
+            "env_kwargs.wrappers"
+        )
+    oldest, end = ring.complete_rows()
+    starts = np.maximum(0, end - oldest - length + 1)  # [N] rows at which a window can start
+    if not starts.any():
+        raise InputError(
+            f"no environment has the {length:,} rows of a window yet, the most is {(end - oldest).max():,}: add more "
+            f"steps first, or draw shorter windows (the replay keeps {ring.rows:,} rows of each environment)"
+        )
+    up_to = np.cumsum(starts)  # [N] starts in this environment and those before it
+    drawn = rng.integers(0, up_to[-1], count)
+    env = np.searchsorted(up_to, drawn, side="right")
+    row = oldest[env] + drawn - (up_to - starts)[env]
+    return ring.places(env[:, None], row[:, None] + np.arange(length))
+
+
+def ring_rows(capacity: int, num_envs: int, frame_stack: int) -> tuple[int, int]:
+    """Rows of each environment: (those that can be drawn, all including the spare ones)."""
+    rows = -(-capacity // num_envs)
+    return rows, rows + max(frame_stack, int(rows * SPARE_FRACTION)) + 2
+
+
+def stored_fields(fields: Fields, frame_stack: int) -> Fields:
+    """The fields of a row. Of stacked frames it stores only the newest."""
+    if frame_stack == 1:
+        return fields
+    return {**fields, "obs": tree_map(lambda field: field._replace(shape=field.shape[1:]), fields["obs"])}
+
+
+def replay_bytes(
+    capacity: int, num_envs: int, fields: Fields, *, frame_stack: int = 1, prioritized: bool = False
+) -> tuple[int, int]:
+    """What a Replay with these options allocates: (bytes of the observations, bytes of everything)."""
+    places = num_envs * ring_rows(capacity, num_envs, frame_stack)[1]
+    stored = stored_fields(fields, frame_stack)
+    valid = 1
+    total = places * (num_bytes(stored) + valid) + (_priorities_bytes(places) if prioritized else 0)
+    return places * num_bytes({"obs": stored["obs"]}), total
+
+
+def _priorities_bytes(places: int) -> int:
+    """A priority for each place, and a sum tree: twice as many nodes as leaves, and a power of two of leaves."""
+    return 8 * (places + (2 << max(places - 1, 0).bit_length()))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rl_training.data.batch import tree_map
-from rl_training.data.fields import StepCheck, leaves
+from rl_training.data.fields import check_step, leaves
 from rl_training.data.recurrent import select_rows
 from rl_training.types import Array, Batch, Fields, Memory, Step
 
@@ -24,7 +24,7 @@ class Rollout:
     def __init__(self, num_steps: int, num_envs: int, fields: Fields) -> None:
         """fields: the stored entries of every step."""
         self.num_steps, self.num_envs, self.fields = num_steps, num_envs, fields
-        self._check = StepCheck(fields, num_envs)
+        self._entries: tuple[str, ...] = ()  # of the last step
         self.arrays: dict[str, Any] = tree_map(lambda f: np.zeros((num_steps, num_envs, *f.shape), f.dtype), fields)
         self.batch: Batch = tree_map(torch.from_numpy, self.arrays)  # the same arrays [T, N, ...] as tensors
         self._columns = [(_leaf(self.arrays, path), path) for path, _ in leaves(fields)]
@@ -44,7 +44,8 @@ class Rollout:
 
     def add(self, step: Step) -> None:
         """Append the live rows of one step. Rows of environments that are full are dropped."""
-        self._check(step)
+        if tuple(step) != self._entries:  # the first step, or one that is made in another way
+            self._entries = check_step(step, self.fields, self.num_envs)
         if self._cursor is None and "live" not in step:
             self._add_all(step)
         else:

@@ -14,10 +14,11 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from rl_training.config import InputError
+from rl_training.data.batch import any_true, arrays_of, copied, put_rows, same_row
 from rl_training.data.state_check import StateMismatch, compare_state
 from rl_training.envs.atari import LifeCounter
 from rl_training.envs.episodes import EnvironmentFault, num_players_of, raised, reset_problem
-from rl_training.envs.spaces import ObservationLayout, arrays_of, copied, put_rows, same_row
+from rl_training.envs.spaces import ObservationLayout
 from rl_training.envs.workers import Workers
 from rl_training.types import Array, Observation, State
 
@@ -62,11 +63,6 @@ class Envs(ABC):
 
     def close(self) -> None:
         return None
-
-
-def any_true(flags: Array) -> bool:
-    """flags.any() for a few flags [N] (measured for 8: 0.2 against 1.6 microseconds)."""
-    return 1 in flags.tobytes()
 
 
 class SyncEnvs(Envs):

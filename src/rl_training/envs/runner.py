@@ -9,12 +9,13 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
+from rl_training.data.batch import any_true
 from rl_training.data.normalize import Normalizer, float_boxes
-from rl_training.data.recurrent import check_memory, on_cpu, reset_rows
-from rl_training.envs.backends import Envs, EnvStep, any_true
+from rl_training.data.recurrent import check_memory, reset_rows
+from rl_training.envs.backends import Envs, EnvStep
 from rl_training.envs.episodes import CHECKED_STEPS, EnvironmentFault, out_of_range, shown
-from rl_training.envs.spaces import copied, model_side, put_rows
-from rl_training.types import Array, BoxActions, Decision, Memory, Observation, State, Step
+from rl_training.envs.spaces import model_side
+from rl_training.types import Array, BoxActions, Decision, Memory, Observation, Step
 
 RECENT = 100  # finished episodes in `recent_returns` and `recent_lengths`
 
@@ -51,13 +52,13 @@ class EnvRunner:
         self._clip_reward = clip_reward and training
         self._to_env, self.spaces = model_side(envs, box_actions, normalizer)
         self.statistics = EpisodeStatistics(envs.num_envs, envs.num_players)
-        self.not_restored: list[int] = []  # environments that `load_state_dict` could not restore
+        self.not_restored: list[int] = []  # environments whose state a checkpoint could not give back: see RunnerState
         self._checks = BatchChecks(envs.single_observation_space, envs.num_envs, envs.env_id)
         self.reset()
 
     def reset(self) -> None:
         """Begin a new episode in every environment."""
-        obs = self._raw = self.envs.reset()
+        obs = self.raw_obs = self.envs.reset()
         self._checks.check_reset(obs)
         if self.normalizer:
             if self.training:
@@ -79,7 +80,7 @@ class EnvRunner:
         self._checks.check_step(result, self.statistics.lengths)
         self.statistics.add(result)
         step: Step = {
-            "obs": self._raw if self.raw_steps else self.obs,
+            "obs": self.raw_obs if self.raw_steps else self.obs,
             "first": self.first,
             "action": decision.action,
             "reward": self._learned_reward(result),
@@ -88,20 +89,25 @@ class EnvRunner:
             **decision.extras,
         }
         self.obs, next_obs = self._learned_obs(result)
-        self._raw, step["next_obs"] = result.obs, result.next_obs if self.raw_steps else next_obs
+        self.raw_obs, step["next_obs"] = result.obs, result.next_obs if self.raw_steps else next_obs
         self.first = result.first
-        memory = check_memory(decision.memory, self.num_envs)
-        if memory:
-            step["memory"] = self.memory or reset_rows(memory, slice(None))  # the first `act` got {}, which means zeros
-            step["next_memory"] = memory
-            if any_true(result.first):
-                memory = reset_rows(memory, result.first)
-        self.memory = memory
+        if decision.memory is not self.memory or self.memory:  # else the policy is memoryless
+            self._remember(step, decision.memory)
         self.live_steps = self.num_envs
         if result.live is not None:
             step["live"] = result.live
             self.live_steps = int(result.live.sum())
         return step
+
+    def _remember(self, step: Step, memory: Memory) -> None:
+        """Keep the memory that `act` returned for the next call, with zeros where episodes begin."""
+        check_memory(memory, self.num_envs)
+        if memory:
+            step["memory"] = self.memory or reset_rows(memory, slice(None))  # the first `act` got {}, which means zeros
+            step["next_memory"] = memory
+            if any_true(self.first):
+                memory = reset_rows(memory, self.first)
+        self.memory = memory
 
     def _learned_reward(self, result: EnvStep) -> Array:
         reward = result.reward
@@ -122,38 +128,6 @@ class EnvRunner:
             self.normalizer.observe(result.obs, ~waiting if any_true(waiting) else None)
         obs = self.normalizer.observation(result.obs)
         return obs, obs if result.next_obs is result.obs else self.normalizer.observation(result.next_obs)
-
-    def state_dict(self) -> State:
-        """The state without that of the normaliser, which is saved by itself."""
-        return {
-            "envs": self.envs.state(),
-            "obs": copied(self.obs),
-            "first": self.first.copy(),
-            "memory": on_cpu(self.memory),
-            "rng": self.rng.bit_generator.state,
-            **self.statistics.state_dict(),
-        }
-
-    def state_pattern(self) -> State:
-        plain = {"envs": object, "memory": object, "recent_returns": [float], "recent_lengths": [int]}
-        return {**self.state_dict(), **plain}  # the environments and `check_memory` check their own entries
-
-    def load_state_dict(self, state: State) -> None:
-        """Load a state, after that of the normaliser. Environments in `not_restored` begin a new episode."""
-        lost = self.not_restored = self.envs.load_state(state["envs"])
-        self.obs = copied(state["obs"])
-        self.first = np.array(state["first"], bool)
-        self.memory = reset_rows(on_cpu(check_memory(state["memory"], self.num_envs)), lost)
-        self.rng.bit_generator.state = state["rng"]
-        self.statistics.load_state_dict(state)
-        self._raw = copied(self.envs.obs)
-        if lost:
-            fresh = self.normalizer.observation(self.envs.obs) if self.normalizer else self.envs.obs
-            put_rows(self.obs, np.array(lost), fresh)
-            self.first[lost] = True
-            self.statistics.forget(lost)
-            if self.normalizer and self.training:
-                self.normalizer.forget(lost)
 
     def close(self) -> None:
         self.envs.close()
@@ -204,21 +178,6 @@ class EpisodeStatistics:
         """Reset the current episodes of some environments: a mask [N] or indices."""
         self.returns[rows] = 0.0
         self.lengths[rows] = 0
-
-    def state_dict(self) -> State:
-        return {
-            "returns": self.returns.copy(),
-            "lengths": self.lengths.copy(),
-            "recent_returns": list(self.recent_returns),
-            "recent_lengths": list(self.recent_lengths),
-        }
-
-    def load_state_dict(self, state: State) -> None:
-        self.returns = np.array(state["returns"], np.float64)
-        self.lengths = np.array(state["lengths"], np.int64)
-        self.recent_returns = deque(state["recent_returns"], RECENT)
-        self.recent_lengths = deque(state["recent_lengths"], RECENT)
-        self.finished = []
 
 
 class BatchChecks:

@@ -169,26 +169,3 @@ def _scaled(space: spaces.Box) -> tuple[ActionMap, gym.Space]:
         return np.asarray(np.minimum(np.maximum(scaled, low), high), dtype)  # rounding may cross a bound
 
     return scale, spaces.Box(-1.0, 1.0, space.shape, np.float32)
-
-
-def arrays_of(obs: Observation) -> dict[str, Array]:
-    """The arrays of an observation by key; "" where it is a single array."""
-    return obs if isinstance(obs, dict) else {"": obs}
-
-
-def copied(obs: Observation) -> Observation:
-    return {key: value.copy() for key, value in obs.items()} if isinstance(obs, dict) else obs.copy()
-
-
-def put_rows(target: Observation, rows: Array, source: Observation) -> None:
-    """Copy rows (a mask [N] or indices) from `source` to `target`."""
-    arrays = arrays_of(source)
-    for key, array in arrays_of(target).items():
-        array[rows] = arrays[key][rows]
-
-
-def same_row(one: Observation, other: Observation, index: int) -> bool:
-    """Whether row `index` is equal in both. NaN equals NaN."""
-    arrays = arrays_of(other)
-    pairs = [(array[index], arrays[key][index]) for key, array in arrays_of(one).items()]
-    return all(np.array_equal(row, other_row, equal_nan=row.dtype.kind == "f") for row, other_row in pairs)

@@ -1,13 +1,8 @@
-"""Return and advantage estimators. Time is the first axis of rollouts, [T, N], and the second of sequences, [B, L]."""
+"""Advantages, and returns in general, of rollouts [T, N]."""
 
 from __future__ import annotations
 
-from typing import cast
-
-import numpy as np
 from torch import Tensor
-
-from rl_training.types import Array
 
 
 def gae(
@@ -42,24 +37,3 @@ def backward_sum(x: Tensor, decay: Tensor) -> Tensor:
         decay[:-span] *= decay[span:].clone()  # both sides overlap
         span *= 2
     return y
-
-
-def bootstrap_after(steps: Array, n: int | Array, count: int) -> Array:
-    """[B, count] The number of rewards in the n-step targets of the first `count` steps of sequences.
-
-    The sequences have steps [B] known rewards. Where fewer than n are left, the target sums these and bootstraps from
-    the state after the last step.
-    """
-    left = steps[:, None] - np.arange(count)
-    return cast(Array, np.clip(np.minimum(left, np.asarray(n).reshape(-1, 1)), 0, None))
-
-
-def n_step_sum(reward: Array, after: Array, discount: float) -> Array:
-    """[B, count] Sums over i < after[b, k] of discount^i reward[b, k + i], for rewards [B, L].
-
-    The discount is negative where two players alternate.
-    """
-    total = np.zeros(after.shape, np.float32)
-    for i in range(int(after.max())):
-        total += np.where(i < after, np.float32(discount**i) * reward[:, i : i + after.shape[1]], np.float32(0))
-    return total

@@ -41,6 +41,7 @@ class Hyperparameter(NamedTuple):
     needs: tuple[str, Any] | None = None  # another one and its value, without which this one has no effect
     auto: bool = False  # None is also spelt auto
     schedule: Callable[..., dict[str, Any]] | None = None  # the default, made from the settings that it takes
+    is_int: bool = False
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -51,11 +52,6 @@ class Hyperparameter(NamedTuple):
     def optional(self) -> bool:
         """Whether None switches it off."""
         return type(None) in get_args(self.hint)
-
-    @property
-    def is_int(self) -> bool:
-        types = (self.hint, *get_args(self.hint))
-        return int in types and float not in types
 
     @property
     def bounds(self) -> str:
@@ -103,7 +99,9 @@ def _declared(field: dataclasses.Field[Any], hint: Any, atari: bool) -> Hyperpar
         default = on_atari
         if is_scalar:
             declared["schedule"] = None
-    return Hyperparameter(field.name, hint, default, is_scalar, **declared)
+    types = (hint, *get_args(hint))
+    is_int = int in types and float not in types
+    return Hyperparameter(field.name, hint, default, is_scalar, is_int=is_int, **declared)
 
 
 def type_name(hint: Any) -> str:

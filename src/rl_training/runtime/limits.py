@@ -7,6 +7,7 @@ import dataclasses
 import math
 import os
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import gymnasium as gym
@@ -16,7 +17,6 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from rl_training.config import ConfigError, InputError, Problem, TrainConfig
 from rl_training.data.fields import field_of, num_bytes
-from rl_training.data.machine import usable_bytes
 from rl_training.runtime.controls import Controls
 from rl_training.runtime.preview import extremes
 from rl_training.types import Spaces
@@ -27,7 +27,23 @@ STEP_BYTES = 18  # of a step in a rollout, without observation and action: rewar
 NODE_FLOATS = 5  # of a search for each action of a node, at least
 FEWEST_THREADS = 16  # allowed on any machine, so that a config can move to a smaller one
 THREADS_PER_CORE = 4
+CONTAINER_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 ALLOCATION_ERRORS = ("allocate memory", "not enough memory", "out of memory", "Storage size calculation overflowed")
+
+
+def usable_bytes() -> int | None:
+    """Bytes of RAM that this process may use: the machine's or its container's limit. None where they are unknown."""
+    limits = [int(text) for path in CONTAINER_LIMITS if (text := _read(path)).isdigit()]
+    if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
+        limits.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    return min(limits, default=None)
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text().strip()
+    except OSError:
+        return ""
 
 
 def threads_problem(setting: Any) -> str | None:

@@ -9,9 +9,9 @@ import torch
 
 from rl_training.algorithms.replay_based import ReplayLearner
 from rl_training.config import InputError, TrainConfig
-from rl_training.data.machine import usable_bytes
 from rl_training.data.replay import Replay
-from rl_training.data.replay_layout import replay_bytes
+from rl_training.data.ring import replay_bytes
+from rl_training.runtime.limits import usable_bytes
 from rl_training.runtime.outcome import TrainResult
 from rl_training.runtime.recipe import Recipe
 from rl_training.runtime.run import TrainingRun

@@ -16,6 +16,7 @@ from rl_training.data.normalize import Normalizer
 from rl_training.data.rollout import Rollout
 from rl_training.envs.factory import make_envs
 from rl_training.envs.runner import EnvRunner
+from rl_training.envs.runner_state import RunnerState
 from rl_training.envs.tasks import Together, clips_reward, make_normalizer, spaces_to_json
 from rl_training.runtime.randomness import seed_of
 from rl_training.runtime.recipe import Recipe
@@ -115,12 +116,9 @@ class LocalSource:
             actor.act(runner.obs, runner.memory, explore=True, rng=np.random.default_rng(0))
 
     def parts(self) -> dict[str, Any]:
-        runners = {str(i): runner for i, runner in enumerate(self.runners)}
-        normalizers = {i: runner.normalizer for i, runner in runners.items() if runner.normalizer is not None}
-        parts: dict[str, dict[str, Any]] = {
-            "normalizer": normalizers,
-            "runner": runners,
-        }  # a runner loads after its own
+        normalizers = {str(i): part for i, part in enumerate(self.normalizers) if part is not None}
+        runners = {str(i): RunnerState(runner) for i, runner in enumerate(self.runners)}
+        parts: dict[str, dict[str, Any]] = {"normalizer": normalizers, "runner": runners}  # loaded in this order
         if len(self.runners) == 1:
             return {name: part["0"] for name, part in parts.items() if part}
         return {name: Together(part) for name, part in parts.items() if part}
