@@ -149,7 +149,7 @@ def only_built(monkeypatch):
         if run.resume is None:
             return original(run)
         run.log.close()
-        run._undo.close()
+        run.undo.close()
         raise Built
 
     monkeypatch.setattr(TrainingRun, "__enter__", enter)

@@ -249,7 +249,7 @@ def test_memory_survives_a_checkpoint(backend: str, kind: str, tmp_path: Path) -
     state = {"runner": RunnerState(runner).state_dict()}
     path = save_checkpoint(tmp_path / "checkpoint", state=state, config={}, info={"global_step": 0})
     restored = cartpole(backend, 99)
-    restore_part(load_checkpoint(path), "runner", restored)
+    restore_part(load_checkpoint(path), "runner", RunnerState(restored))
     assert counts(restored.memory) == counts(runner.memory) == [4 if backend == "vector" else 2] * 2
     assert kind_of(restored.memory) == {np.ndarray if kind == "numpy" else torch.Tensor}
     np.testing.assert_equal(played(restored), played(runner))

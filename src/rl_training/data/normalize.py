@@ -17,12 +17,19 @@ LIMIT = np.float32(10.0)
 
 
 class RunningMeanStd:
-    """Mean and variance of all rows seen so far, in float64 (Chan, Golub & LeVeque, 1979)."""
+    """Mean and variance of all rows seen so far, in float64 (Chan, Golub & LeVeque, 1979).
+
+    `offset` and `scale` are the mean and 1 / std in float32, ready to normalise with.
+    """
 
     def __init__(self, shape: tuple[int, ...] = ()) -> None:
-        self.mean = np.zeros(shape, np.float64)
-        self.count = 0.0
-        self._squares = np.zeros(shape, np.float64)  # sum of squared deviations from the mean
+        self._set(np.zeros(shape, np.float64), np.zeros(shape, np.float64), 0.0)
+
+    def _set(self, mean: Array, squares: Array, count: float) -> None:
+        """squares: the sum of squared deviations from the mean."""
+        self.mean, self._squares, self.count = mean, squares, count
+        self.offset = self.mean.astype(np.float32)
+        self.scale = (1.0 / np.sqrt(self.var + EPSILON)).astype(np.float32)
 
     @property
     def var(self) -> Array:
@@ -39,9 +46,8 @@ class RunningMeanStd:
         deviation *= deviation
         total = self.count + size
         delta = batch_mean - self.mean
-        self.mean = self.mean + delta * (size / total)
-        self._squares = self._squares + np.add.reduce(deviation, 0) + delta * delta * (self.count * size / total)
-        self.count = total
+        squares = self._squares + np.add.reduce(deviation, 0) + delta * delta * (self.count * size / total)
+        self._set(self.mean + delta * (size / total), squares, total)
 
     def state_dict(self) -> State:
         return {"mean": self.mean.copy(), "squares": self._squares.copy(), "count": float(self.count)}
@@ -53,7 +59,13 @@ class RunningMeanStd:
             raise ValueError("statistics: the mean and the sum of squares should be finite, the latter not negative")
         if not 0 <= count < math.inf:
             raise ValueError(f"statistics: the count should be a number of rows, got {count}")
-        self.mean, self._squares, self.count = np.array(mean), np.array(squares), count
+        self._set(np.array(mean), np.array(squares), count)
+
+    def normalized(self, value: Array) -> Array:
+        """(value - mean) / std, clipped."""
+        scaled = value - self.offset
+        scaled *= self.scale
+        return _clip(scaled)
 
 
 class Normalizer:
@@ -67,7 +79,8 @@ class Normalizer:
         self, space: gym.Space, num_envs: int, *, observation: bool = True, reward: bool = True, gamma: float = 0.99
     ) -> None:
         self.gamma = gamma
-        self._obs = {key: _Scaler(child.shape) for key, child in float_boxes(space).items()} if observation else {}
+        boxes = float_boxes(space) if observation else {}
+        self._obs = {key: RunningMeanStd(box.shape or ()) for key, box in boxes.items()}
         self._reward = RunningMeanStd() if reward else None
         self._returns = np.zeros(num_envs, np.float64)  # [N] R of the current episodes
 
@@ -81,17 +94,17 @@ class Normalizer:
 
     def observe(self, obs: Observation, rows: Array | None = None) -> None:
         """Update the statistics with observations [N, ...], or with those at `rows` only."""
-        for key, scaler in self._obs.items():
+        for key, statistics in self._obs.items():
             value = obs[key] if isinstance(obs, dict) else obs
-            scaler.update(value if rows is None else value[rows])
+            statistics.update(value if rows is None else value[rows])
 
     def observation(self, obs: Observation) -> Observation:
         """(obs - mean) / std, clipped, as a new array or dict."""
         if not self._obs:
             return obs
         if isinstance(obs, dict):
-            return {key: self._obs[key](value) if key in self._obs else value for key, value in obs.items()}
-        return self._obs[""](obs)
+            return {key: self._obs[key].normalized(value) if key in self._obs else value for key, value in obs.items()}
+        return self._obs[""].normalized(obs)
 
     def reward(self, reward: Array, done: Array, live: Array | None = None) -> Array:
         """Update R and return r / std(R), clipped; all are [N]. R is 0 after `done`, and unchanged where not `live`."""
@@ -107,7 +120,7 @@ class Normalizer:
         """r / std(R), clipped, for rewards of any shape. The statistics do not change."""
         if self._reward is None:
             return reward
-        return _clip(reward * np.float32(1.0 / np.sqrt(self._reward.var + EPSILON)))
+        return _clip(reward * self._reward.scale)
 
     def forget(self, rows: list[int]) -> None:
         """Reset R of these environments, whose episodes were lost."""
@@ -115,7 +128,7 @@ class Normalizer:
 
     def state_dict(self) -> State:
         return {
-            "observation": {key: scaler.statistics.state_dict() for key, scaler in self._obs.items()},
+            "observation": {key: statistics.state_dict() for key, statistics in self._obs.items()},
             "reward": self._reward.state_dict() if self._reward else None,
             "returns": self._returns.copy(),
         }
@@ -125,38 +138,13 @@ class Normalizer:
         compare_state({"observation": dict, "reward": dict | None, "returns": np.ndarray}, state, "normalizer")
         if set(state["observation"]) != set(self._obs) or (state["reward"] is None) != (self._reward is None):
             raise InputError("the saved normaliser has other parts: keep the env_kwargs.wrappers the run began with")
-        for key, scaler in self._obs.items():
-            scaler.load(state["observation"][key])
+        for key, statistics in self._obs.items():
+            statistics.load_state_dict(state["observation"][key])
         if self._reward:
             self._reward.load_state_dict(state["reward"])
         if len(state["returns"]) == len(self._returns):
             compare_state(self._returns, state["returns"], "normalizer.returns")
             self._returns = state["returns"].copy()
-
-
-class _Scaler:
-    """Normalises one array. It keeps the mean and 1 / std in float32, ready for the next call."""
-
-    def __init__(self, shape: tuple[int, ...] | None) -> None:
-        self.statistics = RunningMeanStd(shape or ())
-        self._set()
-
-    def _set(self) -> None:
-        self._mean = self.statistics.mean.astype(np.float32)
-        self._scale = (1.0 / np.sqrt(self.statistics.var + EPSILON)).astype(np.float32)
-
-    def update(self, rows: Array) -> None:
-        self.statistics.update(rows)
-        self._set()
-
-    def load(self, state: State) -> None:
-        self.statistics.load_state_dict(state)
-        self._set()
-
-    def __call__(self, value: Array) -> Array:
-        scaled = value - self._mean
-        scaled *= self._scale
-        return _clip(scaled)
 
 
 def _clip(value: Array) -> Array:

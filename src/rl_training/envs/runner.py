@@ -197,7 +197,7 @@ class BatchChecks:
         self._unchecked = CHECKED_STEPS
 
     def check_reset(self, obs: Any) -> None:
-        self._check_shapes(obs)
+        check_shapes(self, obs)
         self._check_observations(obs, None)
 
     def check_step(self, result: EnvStep, lengths: Array) -> None:
@@ -205,9 +205,9 @@ class BatchChecks:
         if self._unchecked:
             self._unchecked -= 1
             flags = {"terminated": result.terminated, "truncated": result.truncated}
-            self._check_shapes(result.obs, reward=result.reward, **flags)
+            check_shapes(self, result.obs, reward=result.reward, **flags)
         if not all_finite(result.reward):
-            self._fail("the reward is", result.reward, ~np.isfinite(result.reward), lengths)
+            raise fault_of(self, "the reward is", result.reward, ~np.isfinite(result.reward), lengths)
         self._check_observations(result.next_obs, lengths)
         if result.obs is not result.next_obs:
             self._check_observations(result.obs, None)
@@ -216,32 +216,36 @@ class BatchChecks:
         for key in self.floats:
             value = obs[key] if key else obs
             if not all_finite(value):
-                self._fail(f"{self.names[key]} is not finite:", value, ~np.isfinite(value), lengths)
+                raise fault_of(self, f"{self.names[key]} is not finite:", value, ~np.isfinite(value), lengths)
         for key, space in self.counted.items():
             value = obs[key] if key else obs
             if any_true(wrong := out_of_range(space, value)):
-                self._fail(f"{self.names[key]} is out of range:", value, wrong, lengths)
+                raise fault_of(self, f"{self.names[key]} is out of range:", value, wrong, lengths)
 
-    def _fail(self, what: str, value: Array, wrong: Array, lengths: Array | None) -> None:
-        """Name the first environment with a wrong value. lengths: None where an episode begins."""
-        env = int(np.flatnonzero(wrong.reshape(self.num_envs, -1).any(1))[0])
-        when = "the beginning of an episode" if lengths is None else f"step {lengths[env] + 1} of its episode"
-        raise EnvironmentFault(f"environment {self.env_id!r}, number {env}, at {when}: {what} {shown(value[env])}")
 
-    def _check_shapes(self, obs: Any, **numbers: Array) -> None:
-        for key, space in self.parts.items():
-            name = f"observations {key!r}" if key else "the observations"
-            self._check_shape(name, obs[key] if key else obs, space.shape or ())
-        for name, value in numbers.items():
-            self._check_shape(name, value, ())
-            if name != "reward" and np.asarray(value).dtype != bool:
-                got = np.asarray(value).dtype
-                raise EnvironmentFault(f"environment {self.env_id!r}: {name} should be bools, got dtype {got}")
+def fault_of(checks: BatchChecks, what: str, value: Array, wrong: Array, lengths: Array | None) -> EnvironmentFault:
+    """Names the first environment with a wrong value. lengths: None where an episode begins."""
+    env = int(np.flatnonzero(wrong.reshape(checks.num_envs, -1).any(1))[0])
+    when = "the beginning of an episode" if lengths is None else f"step {lengths[env] + 1} of its episode"
+    return EnvironmentFault(f"environment {checks.env_id!r}, number {env}, at {when}: {what} {shown(value[env])}")
 
-    def _check_shape(self, name: str, value: Any, shape: tuple[int, ...]) -> None:
-        expected, got = (self.num_envs, *shape), np.shape(value)
-        if got != expected:
-            raise EnvironmentFault(f"environment {self.env_id!r}: {name} should have shape {expected}, got {got}")
+
+def check_shapes(checks: BatchChecks, obs: Any, **numbers: Array) -> None:
+    """Observations as in their space, and numbers [N], of which all but the reward are bools."""
+    for key, space in checks.parts.items():
+        name = f"observations {key!r}" if key else "the observations"
+        check_shape(checks, name, obs[key] if key else obs, space.shape or ())
+    for name, value in numbers.items():
+        check_shape(checks, name, value, ())
+        if name != "reward" and np.asarray(value).dtype != bool:
+            got = np.asarray(value).dtype
+            raise EnvironmentFault(f"environment {checks.env_id!r}: {name} should be bools, got dtype {got}")
+
+
+def check_shape(checks: BatchChecks, name: str, value: Any, shape: tuple[int, ...]) -> None:
+    expected, got = (checks.num_envs, *shape), np.shape(value)
+    if got != expected:
+        raise EnvironmentFault(f"environment {checks.env_id!r}: {name} should have shape {expected}, got {got}")
 
 
 def all_finite(values: Any) -> bool:

@@ -34,6 +34,9 @@ from rl_training.types import Metrics, Reports
 class TrainingRun:
     """The clock and the record of one run, and its parts: source, actor, learner, evaluations, checkpoints."""
 
+    started: float  # when training began: see `begin`
+    slow_kernels: Callable[[], None]  # undoes `quick_kernels`
+
     def __init__(
         self,
         config: TrainConfig,
@@ -73,7 +76,7 @@ class TrainingRun:
                 self.keep(name, callback)
             self.keep("run", RunState(self), if_missing="refuse")
             self.dir, self.log = open_folder(self, run_suffix)
-            self._undo = undo.pop_all()
+            self.undo = undo.pop_all()
 
     def _build(self) -> None:
         self.keep("controls", self.controls, if_missing="refuse")
@@ -143,15 +146,15 @@ class TrainingRun:
         before, self.recorded = self.recorded, self.step
         evaluate = crossed(self.config.eval_interval, before, self.step)
         if evaluate or crossed(self.config.log_interval, before, self.step):
-            self._log()
+            self.write_log()
         if evaluate:
             self.evaluate()
         if not self.evaluation.due:
-            self._call_back()
+            self.call_back()
         if crossed(self.config.checkpoint_interval, before, self.step):
             self.save(wait=False)
 
-    def _call_back(self) -> None:
+    def call_back(self) -> None:
         for callback in self.callbacks:
             callback(self)
         self.take_writes()
@@ -175,7 +178,7 @@ class TrainingRun:
             **self.controls.scalars_of(self.learner.hp),
         }
 
-    def _log(self) -> None:
+    def write_log(self) -> None:
         if self._logged == self.step:
             return
         self._logged = self.step
@@ -204,56 +207,70 @@ class TrainingRun:
 
     def finish(self) -> TrainResult:
         """Write the last checkpoint, the last line of the log and the last evaluation."""
-        path = self.save()  # before the log, which resets the means: a resumed run continues with these
-        self._log()
-        if not self.interrupts.received and not self.just_evaluated:
-            self.evaluate()
-        with self.progress.phases.during("saving"):
-            self.checkpoints.saver.wait()
-        result = TrainResult(self.dir, path, dict(self.metrics), self.config.horizon if self.controls.varying else None)
-        complete = self.step >= self.config.total_timesteps  # then at most the last evaluation was interrupted
-        stopped = None if complete and self.interrupts.received else self.stop_reason
-        write_status(self, f"stopped: {stopped}" if stopped else "finished", global_step=self.step)
-        if stopped:
-            self.progress.message(f"stopped at step {self.step:,}: {stopped}")
-        if self.interrupts.received and not complete:
-            raise TrainingInterrupted(result)
-        return result
+        return finish(self)
 
     def __enter__(self) -> TrainingRun:
-        self.started = time.perf_counter()
-        convolutions = has_convolutions(self.source.spaces, self.learner.hp)
-        self._slow_kernels = quick_kernels(self.device, convolutions=convolutions)
-        self.interrupts.install()
-        title = f"{self.config.algo} on {', '.join(self.source.names)}"
-        self.progress.start(self.config.total_timesteps, title, self.step)
-        for line in [*resume_notes(self), *(f"warning: {line}" for line in schedule_warnings(self.controls))]:
-            self.progress.message(line)
-        self.entered = True
-        if self.evaluation.due:
-            self.evaluate()
-            self._call_back()
+        begin(self)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        with contextlib.ExitStack() as closing:  # last in, first out, even if one of them fails
-            closing.callback(self._slow_kernels)
-            closing.callback(self.interrupts.remove)
-            closing.callback(self._undo.close)
-            closing.callback(self.log.close)
-            closing.callback(self.progress.stop)
-            if isinstance(error, EnvironmentFault):
-                checkpoint = last_good(self.checkpoints.wait_for_last_good())
-                error.args = (f"{error}; at step {self.step:,} of training, {checkpoint}",)  # its only argument
-            if error is not None and not isinstance(error, TrainingInterrupted):
-                write_status(self, f"failed: {type(error).__name__}: {error}")
-            try:
-                self.checkpoints.saver.wait()
-            except Exception as lost:
-                if error is None:
-                    write_status(self, f"failed: {type(lost).__name__}: {lost}")
-                    raise
-                self.progress.message(f"a checkpoint was lost as well: {type(lost).__name__}: {lost}")
+        close(self, error)
+
+
+def begin(run: TrainingRun) -> None:
+    """Start the clock and the display, react to signals, and make up for an evaluation that was interrupted."""
+    run.started = time.perf_counter()
+    convolutions = has_convolutions(run.source.spaces, run.learner.hp)
+    run.slow_kernels = quick_kernels(run.device, convolutions=convolutions)
+    run.interrupts.install()
+    title = f"{run.config.algo} on {', '.join(run.source.names)}"
+    run.progress.start(run.config.total_timesteps, title, run.step)
+    for line in [*resume_notes(run), *(f"warning: {line}" for line in schedule_warnings(run.controls))]:
+        run.progress.message(line)
+    run.entered = True
+    if run.evaluation.due:
+        run.evaluate()
+        run.call_back()
+
+
+def finish(run: TrainingRun) -> TrainResult:
+    path = run.save()  # before the log, which resets the means: a resumed run continues with these
+    run.write_log()
+    if not run.interrupts.received and not run.just_evaluated:
+        run.evaluate()
+    with run.progress.phases.during("saving"):
+        run.checkpoints.saver.wait()
+    result = TrainResult(run.dir, path, dict(run.metrics), run.config.horizon if run.controls.varying else None)
+    complete = run.step >= run.config.total_timesteps  # then at most the last evaluation was interrupted
+    stopped = None if complete and run.interrupts.received else run.stop_reason
+    write_status(run, f"stopped: {stopped}" if stopped else "finished", global_step=run.step)
+    if stopped:
+        run.progress.message(f"stopped at step {run.step:,}: {stopped}")
+    if run.interrupts.received and not complete:
+        raise TrainingInterrupted(result)
+    return result
+
+
+def close(run: TrainingRun, error: BaseException | None) -> None:
+    """Give everything back. An error becomes the run's status, and one of an environment tells the last checkpoint."""
+    with contextlib.ExitStack() as closing:  # last in, first out, even if one of them fails
+        closing.callback(run.slow_kernels)
+        closing.callback(run.interrupts.remove)
+        closing.callback(run.undo.close)
+        closing.callback(run.log.close)
+        closing.callback(run.progress.stop)
+        if isinstance(error, EnvironmentFault):
+            checkpoint = last_good(run.checkpoints.wait_for_last_good())
+            error.args = (f"{error}; at step {run.step:,} of training, {checkpoint}",)  # its only argument
+        if error is not None and not isinstance(error, TrainingInterrupted):
+            write_status(run, f"failed: {type(error).__name__}: {error}")
+        try:
+            run.checkpoints.saver.wait()
+        except Exception as lost:
+            if error is None:
+                write_status(run, f"failed: {type(lost).__name__}: {lost}")
+                raise
+            run.progress.message(f"a checkpoint was lost as well: {type(lost).__name__}: {lost}")
 
 
 def crossed(interval: int, before: int, now: int) -> bool:
