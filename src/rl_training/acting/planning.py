@@ -110,20 +110,22 @@ class Planner:
         A small perceptron runs inside the compiled search. Other models are called for one node of all trees at a time,
         on a CUDA device as captured graphs.
         """
-        from rl_training.ops.search import Evaluation
+        from rl_training.ops.search import CompiledNetwork, Evaluation
 
         discount = np.full(len(root.value), signed_discount(gamma, self.two_players), np.float32)
         evaluation = Evaluation(root.logits, root.value, np.zeros_like(root.value), discount)
         if self.two_players:  # outcomes of board games
             constants = constants._replace(low=-1.0, high=1.0)
-        options: dict[str, Any] = {"num_simulations": num_simulations, "legal": root.legal, "gumbel": gumbel}
+        evaluate: Any
         if self.fusable:
             self._network = self._network or fused_network(cast(MuZeroModel, self.model))
-            states = self.inference.roots.numpy()
-            return self._search.fused(rules, self._network, states, evaluation, constants=constants, **options)
-        discrete = root.candidates is None
-        evaluate = self._discrete(discount) if discrete else self._sampled(root, discount, num_simulations, rng)
-        return self._search(rules, evaluate, evaluation, constants=constants, **options)
+            evaluate = CompiledNetwork(self._network, self.inference.roots.numpy())
+        elif root.candidates is None:
+            evaluate = self._discrete(discount)
+        else:
+            evaluate = self._sampled(root, discount, num_simulations, rng)
+        known: dict[str, Any] = {"legal": root.legal, "gumbel": gumbel, "constants": constants}
+        return self._search(rules, evaluate, evaluation, num_simulations=num_simulations, **known)
 
     def _discrete(self, discount: Array) -> Any:
         from rl_training.ops.search import Packed, PartialEvaluate

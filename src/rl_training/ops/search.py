@@ -49,6 +49,13 @@ class PartialEvaluate(NamedTuple):
     answer: Callable[[int], Packed]  # of the part asked last, with the discounts [B] of all trees
 
 
+class CompiledNetwork(NamedTuple):
+    """A small network that is compiled into the search, in the place of an Evaluate."""
+
+    weights: tuple[Perceptrons, PrefixLSTM | None]
+    state: Array  # [B, S] of the roots
+
+
 def synchronous(evaluate: Evaluate, batch: int) -> PartialEvaluate:
     answers: list[Packed] = []
 
@@ -100,7 +107,7 @@ class Search:
     def __call__(
         self,
         rules: Rules,
-        evaluate: Evaluate | PartialEvaluate,
+        evaluate: Evaluate | PartialEvaluate | CompiledNetwork,
         root: Evaluation,
         *,
         num_simulations: int,
@@ -108,43 +115,45 @@ class Search:
         gumbel: Array | None = None,
         constants: SearchConstants = SearchConstants(),  # noqa: B008
     ) -> SearchResult:
-        """Call `evaluate` once per simulation. legal [B, A] and gumbel [B, A] (scaled noise) are of the roots."""
-        grow, _ = kernels(rules)
-        batch = len(root.value)
-        tree, table = self._prepare(rules, batch, num_simulations, legal, gumbel, constants)
-        floats, buffer = as_floats(constants), np.empty((2, self.num_actions), np.float32)
+        """Evaluate once per simulation. legal [B, A] and gumbel [B, A] (scaled noise) are of the roots."""
+        tree, table = self._prepare(rules, len(root.value), num_simulations, legal, gumbel, constants)
+        floats = SearchConstants(*map(float, constants))
+        if isinstance(evaluate, CompiledNetwork):
+            self._run_compiled(rules, evaluate, tree, root, table, floats)
+        else:
+            self._run(rules, evaluate, tree, root, table, floats)
+        return _result(tree)
+
+    def _run(
+        self, rules: Rules, evaluate: Any, tree: Tree, root: Evaluation, table: Array, constants: SearchConstants
+    ) -> None:
+        """`evaluate` is called for each new node of all trees."""
+        grow, batch, num_simulations = kernels(rules).grow, len(root.value), table.shape[1]
+        buffer = np.empty((2, self.num_actions), np.float32)
         partial = evaluate if isinstance(evaluate, PartialEvaluate) else synchronous(evaluate, batch)
         parts = list(pairwise(partial.bounds))
-        grow(tree, 0, batch, compiled.ROOT, *_packed(root), table, floats, buffer)
+        grow(tree, 0, batch, compiled.ROOT, *_packed(root), table, constants, buffer)
         for part, (begin, end) in enumerate(parts):
             partial.ask(part, 1, *tree.leaf[:, begin:end])
         for node in range(1, num_simulations + 1):
             for part, (begin, end) in enumerate(parts):
-                grow(tree, begin, end, node, *partial.answer(part), table, floats, buffer)
+                grow(tree, begin, end, node, *partial.answer(part), table, constants, buffer)
                 if node < num_simulations:
                     partial.ask(part, node + 1, *tree.leaf[:, begin:end])
-        return _result(tree)
 
-    def fused(
+    def _run_compiled(
         self,
         rules: Rules,
-        network: tuple[Perceptrons, PrefixLSTM | None],
-        state: Array,
+        network: CompiledNetwork,
+        tree: Tree,
         root: Evaluation,
-        *,
-        num_simulations: int,
-        legal: Array | None = None,
-        gumbel: Array | None = None,
-        constants: SearchConstants = SearchConstants(),  # noqa: B008
-    ) -> SearchResult:
-        """The same with a small network compiled in. state [B, S] is that of the roots."""
-        _, run = kernels(rules)
-        tree, table = self._prepare(rules, len(state), num_simulations, legal, gumbel, constants)
-        if len(self.states) <= num_simulations or self.states.shape[1:] != state.shape:
-            self.states = np.empty((num_simulations + 1, *state.shape), np.float32)
-        self.states[0] = state
-        run(tree, *network, self.states, *_packed(root), table, as_floats(constants))
-        return _result(tree)
+        table: Array,
+        constants: SearchConstants,
+    ) -> None:
+        if len(self.states) <= table.shape[1] or self.states.shape[1:] != network.state.shape:
+            self.states = np.empty((table.shape[1] + 1, *network.state.shape), np.float32)
+        self.states[0] = network.state
+        kernels(rules).fused(tree, *network.weights, self.states, *_packed(root), table, constants)
 
     def _prepare(
         self,
@@ -178,10 +187,6 @@ UNCACHED = count()  # labels of rules that are not in KERNELS
 @lru_cache
 def kernels(rules: Rules) -> Variant:
     return KERNELS.get(rules) or compiled.compose(*rules, label=f"uncached_{next(UNCACHED)}")
-
-
-def as_floats(constants: SearchConstants) -> SearchConstants:
-    return SearchConstants(*map(float, constants))
 
 
 def _packed(evaluation: Evaluation | Packed) -> Packed:

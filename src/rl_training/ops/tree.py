@@ -645,53 +645,13 @@ _efficientzero, _efficientzero_fused = compose(puct, puct, by_tree_or_mean, "eff
 _gumbel, _gumbel_fused = compose(halving, improved, completed_by_node, "gumbel")
 _gumbel_tree, _gumbel_tree_fused = compose(halving, improved, completed_by_tree, "gumbel_tree")
 _gumbel_raw, _gumbel_raw_fused = compose(halving, improved, completed, "gumbel_raw")
-
-
-@compiled
-def muzero(tree, begin, end, node, prediction, discount, table, constants, buffer):
-    _muzero(tree, begin, end, node, prediction, discount, table, constants, buffer)
-
-
-@compiled
-def muzero_fused(tree, net, lstm, states, root, discount, table, constants):
-    _muzero_fused(tree, net, lstm, states, root, discount, table, constants)
-
-
-@compiled
-def efficientzero(tree, begin, end, node, prediction, discount, table, constants, buffer):
-    _efficientzero(tree, begin, end, node, prediction, discount, table, constants, buffer)
-
-
-@compiled
-def efficientzero_fused(tree, net, lstm, states, root, discount, table, constants):
-    _efficientzero_fused(tree, net, lstm, states, root, discount, table, constants)
-
-
-@compiled
-def gumbel(tree, begin, end, node, prediction, discount, table, constants, buffer):
-    _gumbel(tree, begin, end, node, prediction, discount, table, constants, buffer)
-
-
-@compiled
-def gumbel_fused(tree, net, lstm, states, root, discount, table, constants):
-    _gumbel_fused(tree, net, lstm, states, root, discount, table, constants)
-
-
-@compiled
-def gumbel_tree(tree, begin, end, node, prediction, discount, table, constants, buffer):
-    _gumbel_tree(tree, begin, end, node, prediction, discount, table, constants, buffer)
-
-
-@compiled
-def gumbel_tree_fused(tree, net, lstm, states, root, discount, table, constants):
-    _gumbel_tree_fused(tree, net, lstm, states, root, discount, table, constants)
-
-
-@compiled
-def gumbel_raw(tree, begin, end, node, prediction, discount, table, constants, buffer):
-    _gumbel_raw(tree, begin, end, node, prediction, discount, table, constants, buffer)
-
-
-@compiled
-def gumbel_raw_fused(tree, net, lstm, states, root, discount, table, constants):
-    _gumbel_raw_fused(tree, net, lstm, states, root, discount, table, constants)
+muzero = compiled(lambda *search: _muzero(*search))
+muzero_fused = compiled(lambda *search: _muzero_fused(*search))
+efficientzero = compiled(lambda *search: _efficientzero(*search))
+efficientzero_fused = compiled(lambda *search: _efficientzero_fused(*search))
+gumbel = compiled(lambda *search: _gumbel(*search))
+gumbel_fused = compiled(lambda *search: _gumbel_fused(*search))
+gumbel_tree = compiled(lambda *search: _gumbel_tree(*search))
+gumbel_tree_fused = compiled(lambda *search: _gumbel_tree_fused(*search))
+gumbel_raw = compiled(lambda *search: _gumbel_raw(*search))
+gumbel_raw_fused = compiled(lambda *search: _gumbel_raw_fused(*search))
