@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -28,8 +29,9 @@ class RunningMeanStd:
     def _set(self, mean: Array, squares: Array, count: float) -> None:
         """squares: the sum of squared deviations from the mean."""
         self.mean, self._squares, self.count = mean, squares, count
-        self.offset = self.mean.astype(np.float32)
-        self.scale = (1.0 / np.sqrt(self.var + EPSILON)).astype(np.float32)
+        # Not astype, which takes longer than all the rest where the mean is one number.
+        self.offset: Any = np.float32(mean)
+        self.scale: Any = np.float32(1.0 / np.sqrt(self.var + EPSILON))
 
     @property
     def var(self) -> Array:
