@@ -54,6 +54,7 @@ def test_the_exploration_of_atari_takes_its_own_share_of_training():
         ("a2c", {"time_limit": 9}, {"normalize_observation": True, "normalize_reward": True}),
         ("a2c", {"normalize_observation": False}, {"normalize_reward": True}),
         ("ppo", {"normalize_reward": False}, {}),
+        ("ppg", {}, {"normalize_reward": True}),
         ("ppo", {"atari": True, "frame_stack": 4}, {}),
         ("dqn", {}, {}),
     ],
