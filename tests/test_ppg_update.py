@@ -37,6 +37,7 @@ PPO_LIKE: dict[str, Any] = {"num_minibatches": 4, "update_epochs": 3, "learning_
 def make_ppg(spaces: Spaces = DISCRETE, *, seed: int = 0, **changes: Any) -> PPG:
     torch.manual_seed(seed)
     small = {"num_steps": 16, "num_minibatches": 2, "policy_phase_updates": 2, "aux_num_minibatches": 2}
+    small |= {"update_epochs": 1, "value_epochs": 1}
     learner: PPG = build("ppg", spaces, PPGHyperparameters(**{**small, **changes}), rng=np.random.default_rng(seed))
     return learner
 
@@ -177,7 +178,7 @@ def test_the_clone_term_is_flat_where_the_auxiliary_phase_begins(action: str) ->
 
     def kl_and_gradient() -> tuple[float, float]:
         kl = old.of(old.output).kl(ppg.model(obs)[0]).mean()  # type: ignore[arg-type]
-        parameters = [p for p in ppg.model.groups()["policy"]]
+        parameters = ppg.model.groups()["policy"]
         return float(kl.detach()), float(torch.cat([g.flatten() for g in torch.autograd.grad(kl, parameters)]).norm())
 
     kl, slope = kl_and_gradient()

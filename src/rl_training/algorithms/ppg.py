@@ -34,19 +34,25 @@ from rl_training.types import Batch, Metrics, State
 
 @dataclass(frozen=True)
 class PPGHyperparameters(PPOHyperparameters):
+    """The policy phase is that of `ppo` by default; with Atari frames it has the constants of the paper for Procgen."""
+
     architecture: Literal["dual", "detach"] = setting(
         "dual",
         "dual: a network each for policy and value; detach: one, whose trunk gets no gradient of the value function",
     )
     num_steps: int = setting(256, "rollout length: env steps collected in each environment before an update", low=1)
-    num_minibatches: int = scalar(8, "minibatches (gradient steps) per epoch of the policy phase", low=1)
-    update_epochs: int = scalar(1, "epochs of the policy (passes over the rollout) per update", low=1)
-    value_epochs: int = scalar(1, "epochs of the value function per update", low=1)
+    learning_rate: float = scalar(3e-4, "learning rate of the policy phase", atari=5e-4)
+    clip_coef: float = scalar(0.2, "PPO clip range: probability ratios are clipped to 1 ± this")
+    num_minibatches: int = scalar(32, "minibatches (gradient steps) per epoch of the policy phase", low=1, atari=8)
+    update_epochs: int = scalar(10, "epochs of the policy (passes over the rollout) per update", low=1, atari=1)
+    value_epochs: int = scalar(10, "epochs of the value function per update", low=1, atari=1)
     normalize_over: Literal["rollout", "minibatch"] = setting(
         "rollout", "what advantages are normalized over", needs=("normalize_advantage", True)
     )
-    policy_phase_updates: int = setting(32, "updates (rollouts) of a policy phase; an auxiliary phase follows", low=1)
-    aux_epochs: int = scalar(6, "epochs of the auxiliary phase; 0: no auxiliary phase", low=0)
+    policy_phase_updates: int = setting(
+        8, "updates (rollouts) of a policy phase; an auxiliary phase follows", low=1, atari=32
+    )
+    aux_epochs: int = scalar(6, "epochs of an auxiliary phase; 0: no auxiliary phase", low=0)
     aux_num_minibatches: int = scalar(16, "minibatches per auxiliary epoch, for each rollout of the phase", low=1)
     aux_learning_rate: float = scalar(5e-4, "learning rate of the auxiliary phase")
     beta_clone: float = scalar(1.0, "weight of KL(old policy || policy) in the auxiliary loss")
