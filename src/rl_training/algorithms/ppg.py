@@ -41,20 +41,22 @@ class PPGHyperparameters(PPOHyperparameters):
         "dual: a network each for policy and value; detach: one, whose trunk gets no gradient of the value function",
     )
     num_steps: int = setting(256, "rollout length: env steps collected in each environment before an update", low=1)
-    learning_rate: float = scalar(3e-4, "learning rate of the policy phase", atari=5e-4)
+    learning_rate: float = scalar(3e-4, "learning rate; default for the auxiliary phase", atari=5e-4)
     clip_coef: float = scalar(0.2, "PPO clip range: probability ratios are clipped to 1 ± this")
     num_minibatches: int = scalar(32, "minibatches (gradient steps) per epoch of the policy phase", low=1, atari=8)
     update_epochs: int = scalar(10, "epochs of the policy (passes over the rollout) per update", low=1, atari=1)
     value_epochs: int = scalar(10, "epochs of the value function per update", low=1, atari=1)
     normalize_over: Literal["rollout", "minibatch"] = setting(
-        "rollout", "what advantages are normalized over", needs=("normalize_advantage", True)
+        "rollout",
+        "scope of advantage normalization: whole rollout or each minibatch",
+        needs=("normalize_advantage", True),
     )
     policy_phase_updates: int = setting(
         8, "updates (rollouts) of a policy phase; an auxiliary phase follows", low=1, atari=32
     )
     aux_epochs: int = scalar(6, "epochs of an auxiliary phase; 0: no auxiliary phase", low=0)
     aux_num_minibatches: int = scalar(16, "minibatches per auxiliary epoch, for each rollout of the phase", low=1)
-    aux_learning_rate: float = scalar(5e-4, "learning rate of the auxiliary phase")
+    aux_learning_rate: float | None = scalar(None, "learning rate of the auxiliary phase; None: learning_rate")
     beta_clone: float = scalar(1.0, "weight of KL(old policy || policy) in the auxiliary loss")
 
 
@@ -103,13 +105,14 @@ class PPG(PPO):
         """Train all networks on the value targets of the phase, and hold the policy to what it is now."""
         hp, samples = self.hp, self.phase.samples()
         count = int(hp.aux_num_minibatches) * self.phase.num_rollouts
+        lr = hp.learning_rate if hp.aux_learning_rate is None else hp.aux_learning_rate
         old = FixedPolicy(self.model, samples["obs"], count)
         for _ in range(int(hp.aux_epochs)):
             for minibatch in row_minibatches({**samples, "output": old.output}, count, self.rng):
                 minibatch = to_device(minibatch, self.device)
                 loss = self.auxiliary_loss(minibatch, old.of(minibatch["output"]), metrics)
                 optimizer = self.optimizers["auxiliary"]
-                norm = gradient_step(optimizer, loss, lr=hp.aux_learning_rate, max_grad_norm=hp.max_grad_norm)
+                norm = gradient_step(optimizer, loss, lr=lr, max_grad_norm=hp.max_grad_norm)
                 metrics.add(aux_grad_norm=norm)
                 self.gradient_steps += 1
         metrics.add(aux_kl=old.kl(self.model, samples["obs"], count))
