@@ -14,7 +14,8 @@ from rl_training.runtime.setup import with_env_defaults
 from test_cli import cli
 
 ATARI = {"wrappers": {"atari": True, "frame_stack": 4}}
-PUBLISHED = {  # Schulman et al., 2017; Cobbe et al., 2020; Mnih et al., 2016; the constants that Stable-Baselines3 has for Atari
+# Schulman et al., 2017; Cobbe et al., 2020; Mnih et al., 2016; the constants that Stable-Baselines3 has for Atari
+PUBLISHED = {
     "ppo": {"num_steps": 128, "num_minibatches": 4, "update_epochs": 4, "clip_coef": 0.1, "ent_coef": 0.01},
     "ppg": {"update_epochs": 1, "value_epochs": 1, "policy_phase_updates": 32, "aux_epochs": 6, "learning_rate": 5e-4},
     "a2c": {"num_steps": 5, "ent_coef": 0.01, "vf_coef": 0.25, "optimizer": "rmsprop_tf"},
