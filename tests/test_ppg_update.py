@@ -16,6 +16,7 @@ from build import build
 from probes import copy_training, random_rollout
 from rl_training.algorithms.optim import MeanMetrics
 from rl_training.algorithms.ppg import PPG, FixedPolicy, PPGHyperparameters
+from rl_training.config import InputError
 from rl_training.data.rollout import Rollout
 from rl_training.data.state_check import StateMismatch, compare_state
 from rl_training.types import Spaces
@@ -317,6 +318,15 @@ def test_a_phase_that_cannot_be_is_refused(change: dict[str, Any]) -> None:
     state["phase"] = {**state["phase"], **change}
     with pytest.raises(StateMismatch, match="phase"):
         make_ppg().load_state_dict(state)
+
+
+def test_a_rollout_of_another_size_is_refused_within_a_phase() -> None:
+    ppg = make_ppg()
+    for num_envs in (2, 4):  # from here on, the phase is that of the second
+        ppg.phase.clear()
+        ppg.update(*rollouts(ppg, DISCRETE, 1, num_envs=num_envs))
+    with pytest.raises(InputError, match=r"a rollout of 32 samples .* rollouts of 64"):
+        ppg.update(*rollouts(ppg, DISCRETE, 1, num_envs=2))
 
 
 @BOTH

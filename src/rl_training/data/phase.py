@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rl_training.config import InputError
 from rl_training.data.batch import flatten, tree_map
 from rl_training.data.fields import NUMBER
 from rl_training.data.state_check import StateMismatch, compare_state
@@ -36,6 +37,9 @@ class Phase:
     def add(self, batch: Batch) -> None:
         """Copy observations and targets [T, N, ...] of a rollout."""
         new = flatten({key: batch[key] for key in self.fields})
+        if self.count and len(new["target"]) != self._size:
+            rows = len(new["target"])
+            raise InputError(f"a rollout of {rows} samples does not fit into a phase of rollouts of {self._size}")
         self._make_room(len(new["target"]))
         start = self.count * self._size
         _copy(_rows(self.arrays, start, start + self._size), new)
