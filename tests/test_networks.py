@@ -184,7 +184,9 @@ def test_acting_reads_every_architecture(observation: str, architecture: Any) ->
     np.testing.assert_allclose(policy.log_probs, expected.log_probs, atol=1e-6, rtol=1e-6)
     np.testing.assert_allclose(value, expected_value, atol=1e-6, rtol=1e-6)
     np.testing.assert_allclose(value, model.value(tensors), atol=1e-6, rtol=1e-6)
-    np.testing.assert_allclose(model.action_head.make(model.policy_output(tensors), None).mode, policy.mode)
+    np.testing.assert_allclose(
+        model.action_head.make(model.policy_output(model.encoder(tensors)), None).mode, policy.mode
+    )
     assert value.std() > 0
 
 

@@ -165,7 +165,7 @@ def policy_outputs(model: ActorCritic, obs: Any, count: int) -> Tensor:
     device = model.value_head.weight.device
     rows = torch.arange(num_rows(obs)).tensor_split(min(count, num_rows(obs)))
     parts = [tree_map(itemgetter(slice(part[0], part[-1] + 1)), obs) for part in rows]
-    return torch.cat([model.policy_output(to_device(part, device)).cpu() for part in parts])
+    return torch.cat([model.policy_output(model.encoder(to_device(part, device))).cpu() for part in parts])
 
 
 def mean_kl(old: Any, new: Distribution) -> Tensor:

@@ -58,30 +58,15 @@ class ActorCritic(nn.Module):
 
     def forward(self, obs: TensorTree) -> tuple[Distribution, Tensor]:
         """(policies, values [B]) of observations [B, ...]."""
-        policy, value = self.features(obs)
-        return self.policy_of(policy), to_numbers(self.value_head, value)
+        features = self.encoder(obs)
+        return self.policy_of(features), self.value_of(self.value_features(obs, features))
 
     def with_auxiliary(self, obs: TensorTree) -> tuple[Distribution, Tensor, Tensor]:
         """(policies, values [B], auxiliary values [B]) of observations [B, ...]."""
         assert self.auxiliary_head is not None
-        policy, value = self.features(obs)
-        auxiliary = to_numbers(self.auxiliary_head, policy)
-        return self.policy_of(policy), to_numbers(self.value_head, value), auxiliary
-
-    def features(self, obs: TensorTree) -> tuple[Tensor, Tensor]:
-        """[B, size] What the heads of policy and value read."""
-        encoded = self.encoder(obs)
-        policy = self.policy_trunk(encoded)
-        if self.architecture == "detach":
-            return policy, policy.detach()
-        return policy, self.value_trunk(encoded if self.value_encoder is None else self.value_encoder(obs))
-
-    def policy_of(self, features: Tensor) -> Distribution:
-        return self.action_head.make(self.policy_head(features), self.log_std)
-
-    def policy_output(self, obs: TensorTree) -> Tensor:
-        """Observations [B, ...] to outputs [B, action_head.size], of which `action_head` makes policies."""
-        return cast(Tensor, self.policy_head(self.policy_trunk(self.encoder(obs))))
+        features = self.encoder(obs)
+        auxiliary = to_numbers(self.auxiliary_head, self.policy_trunk(features))
+        return self.policy_of(features), self.value_of(self.value_features(obs, features)), auxiliary
 
     def acting_policy(self, output: Array) -> Distribution:
         """The policy given by outputs [N, action_head.size] of its network, on the CPU."""
@@ -90,10 +75,25 @@ class ActorCritic(nn.Module):
 
     def value(self, obs: TensorTree) -> Tensor:
         """Observations [B, ...] to values [B]."""
+        return self.value_of((self.encoder if self.value_encoder is None else self.value_encoder)(obs))
+
+    def value_features(self, obs: TensorTree, features: Tensor) -> Tensor:
+        """[B, size] What the value function reads. `features`: those of the policy."""
+        return features if self.value_encoder is None else self.value_encoder(obs)
+
+    def policy_of(self, features: Tensor) -> Distribution:
+        """The policies in states with features [B, size]."""
+        return self.action_head.make(self.policy_output(features), self.log_std)
+
+    def policy_output(self, features: Tensor) -> Tensor:
+        """Features [B, size] to [B, action_head.size]."""
+        return cast(Tensor, self.policy_head(self.policy_trunk(features)))
+
+    def value_of(self, features: Tensor) -> Tensor:
+        """Features [B, size] to values [B]."""
         if self.architecture == "detach":
-            return to_numbers(self.value_head, self.policy_trunk(self.encoder(obs)).detach())
-        encoder = self.encoder if self.value_encoder is None else self.value_encoder
-        return to_numbers(self.value_head, self.value_trunk(encoder(obs)))
+            return to_numbers(self.value_head, self.policy_trunk(features).detach())
+        return to_numbers(self.value_head, self.value_trunk(features))
 
     @property
     def shared_encoder(self) -> nn.Module:
