@@ -65,8 +65,9 @@ class ActorCritic(nn.Module):
         """(policies, values [B], auxiliary values [B]) of observations [B, ...]."""
         assert self.auxiliary_head is not None
         features = self.encoder(obs)
-        auxiliary = to_numbers(self.auxiliary_head, self.policy_trunk(features))
-        return self.policy_of(features), self.value_of(self.value_features(obs, features)), auxiliary
+        hidden = self.policy_trunk(features)  # once, for two heads
+        policy = self.action_head.make(self.policy_head(hidden), self.log_std)
+        return policy, self.value_of(self.value_features(obs, features)), to_numbers(self.auxiliary_head, hidden)
 
     def acting_policy(self, output: Array) -> Distribution:
         """The policy given by outputs [N, action_head.size] of its network, on the CPU."""
