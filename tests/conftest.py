@@ -52,6 +52,15 @@ TINY: dict[str, dict[str, Any]] = {  # sizes that make an algorithm's run take a
     "efficientzero": PLANNING | {"lstm_horizon": 2, "n_step_decay": 100, "lstm_size": 8, "projection_size": 8},
     "gumbel_muzero": PLANNING,
     "muzero": PLANNING,
+    "ppg": {
+        "num_steps": 16,
+        "num_minibatches": 2,
+        "update_epochs": 2,
+        "value_epochs": 2,
+        "policy_phase_updates": 3,  # half of a run ends within a phase
+        "aux_epochs": 2,
+        "aux_num_minibatches": 2,
+    },
     "ppo": {"num_steps": 16, "num_minibatches": 2, "update_epochs": 2},
     "sac": {
         "hidden_sizes": [16, 16],

@@ -26,7 +26,7 @@ from rl_training.runtime.randomness import global_state
 from rl_training.runtime.run import TrainingRun
 from test_contract import assert_equal_state
 
-CASES = {"ppo": 110, "dqn": 100, "sac": 60, "muzero": 30, "scalezero": 20}
+CASES = {"ppo": 110, "ppg": 30, "dqn": 100, "sac": 60, "muzero": 30, "scalezero": 20}
 PLAIN = [None, True, -1, 0, 1, 0.5, -0.5, "x", "", [], {}, [1, 2], {"a": 1}]
 ABSURD = [2**31, 2**62, -(2**62), 1e308, {"$int": hex(2**80)}, {"$float": "7ff8000000000000"}, {"$int": "zz"}]
 ABSURD += [{"$tensor": "nothing"}, {"$array": "nothing"}, {"$dict": 3}, {"$what": 1}, {"$float": "00"}]

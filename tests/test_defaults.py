@@ -14,8 +14,10 @@ from rl_training.runtime.setup import with_env_defaults
 from test_cli import cli
 
 ATARI = {"wrappers": {"atari": True, "frame_stack": 4}}
-PUBLISHED = {  # Schulman et al., 2017; Mnih et al., 2016; the constants that Stable-Baselines3 has for Atari
+# Schulman et al., 2017; Cobbe et al., 2020; Mnih et al., 2016; the constants that Stable-Baselines3 has for Atari
+PUBLISHED = {
     "ppo": {"num_steps": 128, "num_minibatches": 4, "update_epochs": 4, "clip_coef": 0.1, "ent_coef": 0.01},
+    "ppg": {"update_epochs": 1, "value_epochs": 1, "policy_phase_updates": 32, "aux_epochs": 6, "learning_rate": 5e-4},
     "a2c": {"num_steps": 5, "ent_coef": 0.01, "vf_coef": 0.25, "optimizer": "rmsprop_tf"},
     "dqn": {"batch_size": 32, "learning_rate": 1e-4, "target_update_interval": 10_000, "n_step": 1, "double": False},
 }
@@ -54,6 +56,7 @@ def test_the_exploration_of_atari_takes_its_own_share_of_training():
         ("a2c", {"time_limit": 9}, {"normalize_observation": True, "normalize_reward": True}),
         ("a2c", {"normalize_observation": False}, {"normalize_reward": True}),
         ("ppo", {"normalize_reward": False}, {}),
+        ("ppg", {}, {"normalize_reward": True}),
         ("ppo", {"atari": True, "frame_stack": 4}, {}),
         ("dqn", {}, {}),
     ],

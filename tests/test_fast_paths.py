@@ -28,6 +28,7 @@ CASES: dict[str, tuple[str, Spaces, dict[str, Any]]] = {
     "ppo": ("ppo", DISCRETE, {}),
     "ppo, continuous": ("ppo", CONTINUOUS, {}),
     "a2c, relu": ("a2c", DISCRETE, {"activation": "relu"}),
+    "ppg, detach": ("ppg", CONTINUOUS, {"architecture": "detach"}),
     "dqn": ("dqn", DISCRETE, {"epsilon": 0.3}),
     "sac": ("sac", CONTINUOUS, {}),
     "muzero": ("muzero", DISCRETE, {"num_simulations": 12}),

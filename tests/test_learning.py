@@ -8,6 +8,12 @@ from rl_training import TrainConfig, train
 
 SHORT = {  # env steps, environments, bar, what learns fast
     "ppo": (25_000, 8, 300, {"num_steps": 32, "num_minibatches": 1, "update_epochs": 10, "gae_lambda": 0.9}),
+    "ppg": (
+        25_000,
+        8,
+        300,
+        {"num_steps": 32, "num_minibatches": 1, "policy_phase_updates": 16, "aux_num_minibatches": 1},
+    ),
     "a2c": (60_000, 8, 150, {"gae_lambda": 0.9}),
     "dqn": (12_000, 1, 100, {"double": True, "n_step": 3, "target_update_interval": 200, "utd_ratio": 0.5}),
 }

@@ -55,6 +55,7 @@ def test_a_checkpoint_of_a_larger_machine_is_evaluated_all_the_same(tiny_config,
     [
         ("ppo", {"num_steps": 1e12}, "algo_kwargs.num_steps: should be at most 2,147,483,647, got 1000000000000"),
         ("ppo", {"num_steps": 2**31 - 1}, "algo_kwargs.num_steps: a rollout (num_steps 2,147,483,647 x num_envs 2)"),
+        ("ppg", {"policy_phase_updates": 10**6}, "algo_kwargs.policy_phase_updates: a policy phase ("),
         ("a2c", {"num_steps": 10**8}, "algo_kwargs.num_steps: a rollout"),
         ("dqn", {"batch_size": 10**9}, "algo_kwargs.batch_size: a batch (batch_size 1,000,000,000)"),
         ("dqn", {"n_step": 10**9}, "algo_kwargs.batch_size: a gradient step (batch_size 8 x n_step 1,000,000,000)"),

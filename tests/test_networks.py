@@ -138,7 +138,7 @@ ACTIONS: dict[str, tuple[gym.Space, tuple[int, ...], type]] = {
 
 def acting_of(model: ActorCritic, kind: Any = make_forward) -> Any:
     """What `act` makes of a model: observations -> (policy, values [N])."""
-    forward = kind(model.encoder, *model.networks())
+    forward = kind(model.shared_encoder, *model.networks())
 
     def acting(obs: Any) -> Any:
         output, value = forward(obs)
@@ -170,6 +170,40 @@ def test_acting_gives_what_the_model_gives(observation: str, action: str) -> Non
         np.testing.assert_allclose(policy.mode, expected.mode, atol=1e-6)
         np.testing.assert_allclose(log_prob, expected.log_prob(tensor), atol=1e-6, rtol=1e-6)
         np.testing.assert_allclose(value, model.value(to_tensors(obs, CPU)), atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("architecture", ["dual", "detach"])
+@pytest.mark.parametrize("observation", ["vector", "image", "dict with image"])
+@torch.no_grad()
+def test_acting_reads_every_architecture(observation: str, architecture: Any) -> None:
+    rng, space = np.random.default_rng(0), OBSERVATIONS[observation]
+    model = ActorCritic(Spaces(space, Discrete(4)), (16, 16), architecture=architecture)
+    acting, obs = acting_of(model), random_observation(space, 5, rng)
+    assert acting.in_numpy == (observation == "vector")
+    tensors = to_tensors(obs, CPU)
+    (policy, value), (expected, expected_value) = acting(obs), model(tensors)
+    np.testing.assert_allclose(policy.log_probs, expected.log_probs, atol=1e-6, rtol=1e-6)
+    np.testing.assert_allclose(value, expected_value, atol=1e-6, rtol=1e-6)
+    np.testing.assert_allclose(value, model.value(tensors), atol=1e-6, rtol=1e-6)
+    np.testing.assert_allclose(
+        model.action_head.make(model.policy_output(model.encoder(tensors)), None).mode, policy.mode
+    )
+    assert value.std() > 0
+
+
+@pytest.mark.parametrize("space", [VECTOR, IMAGE], ids=["vector", "image"])
+def test_two_networks_share_nothing_and_begin_as_one_shared_encoder_does(space: gym.Space) -> None:
+    torch.manual_seed(0)
+    shared = ActorCritic(Spaces(space, Discrete(4)), (16, 16)).state_dict()
+    torch.manual_seed(0)
+    dual = ActorCritic(Spaces(space, Discrete(4)), (16, 16), architecture="dual")
+    kept = {name for name, x in dual.state_dict().items() if name in shared and torch.equal(x, shared[name])}
+    assert {name for name in shared if name.startswith(("encoder", "policy"))} <= kept
+    assert kept == shared.keys() or space is IMAGE  # of images, the second encoder draws before the value head
+    groups = dual.groups()
+    assert [id(p) for group in groups.values() for p in group] == [id(p) for p in dual.parameters()]
+    own = {name.partition(".")[0] for name, p in dual.named_parameters() if any(p is q for q in groups["value"])}
+    assert own == ({"value_encoder", "value_head"} if space is IMAGE else {"value_trunk", "value_head"})
 
 
 @pytest.mark.parametrize("activation", ["tanh", "relu", "elu", "silu"])

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from rl_training.acting.paths import make_forward
 from rl_training.config import InputError
 from rl_training.data.history import num_rows
-from rl_training.models.actor_critic import ActorCritic
+from rl_training.models.actor_critic import ActorCritic, Architecture
 from rl_training.models.parameters import FlatParameters, num_parameters, pack_weights, unpack_weights
 from rl_training.models.q_network import QNetwork
 from rl_training.models.sac import SquashedGaussianPolicy
@@ -88,10 +88,19 @@ class ActorCriticActor(NetworkActor):
 
     model: ActorCritic
 
-    def __init__(self, spaces: Spaces, hp: Any, *, device: torch.device | str = "cpu") -> None:
-        model = ActorCritic(spaces, hp.hidden_sizes, hp.activation, log_std_init=hp.log_std_init)
+    def __init__(
+        self,
+        spaces: Spaces,
+        hp: Any,
+        *,
+        device: torch.device | str = "cpu",
+        architecture: Architecture = "shared",
+    ) -> None:
+        model = ActorCritic(
+            spaces, hp.hidden_sizes, hp.activation, log_std_init=hp.log_std_init, architecture=architecture
+        )
         super().__init__(model, spaces, hp, device=device)
-        self.forward = make_forward(model.encoder, *model.networks())
+        self.forward = make_forward(model.shared_encoder, *model.networks())
 
     def act(self, obs: Observation, memory: Memory, *, explore: bool, rng: np.random.Generator) -> Decision:
         output, value = self.forward(obs)
@@ -101,6 +110,13 @@ class ActorCriticActor(NetworkActor):
         if isinstance(action, Tensor):
             action, logprob = action.numpy(), logprob.numpy()
         return Decision(action, memory, {"logprob": logprob, "value": value[:, 0]})
+
+
+class PhasicActor(ActorCriticActor):
+    """An actor of phasic policy gradient, where the architecture is a hyperparameter."""
+
+    def __init__(self, spaces: Spaces, hp: Any, *, device: torch.device | str = "cpu") -> None:
+        super().__init__(spaces, hp, device=device, architecture=hp.architecture)
 
 
 class EpsilonGreedyActor(NetworkActor):

@@ -14,7 +14,6 @@ import torch
 from torch import nn
 
 from rl_training.data.batch import to_tensors
-from rl_training.models.networks import Encoder
 from rl_training.types import Array, Observation
 
 Forward: TypeAlias = Callable[[Observation], list[Array]]  # [N, ...] -> [N, out] of each network; not overwritten later
@@ -23,7 +22,7 @@ Forward: TypeAlias = Callable[[Observation], list[Array]]  # [N, ...] -> [N, out
 class TorchForward:
     """Any networks on any device. The outputs are copied to the host together."""
 
-    def __init__(self, encoder: Encoder, *networks: nn.Module) -> None:
+    def __init__(self, encoder: nn.Module, *networks: nn.Module) -> None:
         self.encoder, self.networks, self.device = encoder, networks, next(networks[0].parameters()).device
 
     @torch.no_grad()

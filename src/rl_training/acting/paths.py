@@ -18,7 +18,7 @@ from rl_training.acting.inference import GraphInference, TorchInference
 from rl_training.acting.numpy_transformer import NumpyInference
 from rl_training.acting.q_gradient import QGradient
 from rl_training.models.muzero import PlanningModel
-from rl_training.models.networks import Encoder, Flatten
+from rl_training.models.networks import Flatten
 from rl_training.models.q_network import QNetwork
 from rl_training.models.scalezero import TaskModel
 from rl_training.types import Batch
@@ -40,14 +40,14 @@ def plain_paths() -> Iterator[None]:
         _plain = before
 
 
-def make_forward(encoder: Encoder, *networks: nn.Module) -> Forward:
+def make_forward(encoder: nn.Module, *networks: nn.Module) -> Forward:
     """A function from observations to the outputs of networks with one encoder. Make a new one after moving them."""
     if not _plain and reads_vectors(encoder) and all(map(is_numpy_mlp, networks)):
         return NumpyForward(*networks)
     return TorchForward(encoder, *networks)
 
 
-def reads_vectors(encoder: Encoder) -> bool:
+def reads_vectors(encoder: nn.Module) -> bool:
     return isinstance(encoder, Flatten) and not encoder.is_bytes
 
 

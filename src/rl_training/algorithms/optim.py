@@ -6,6 +6,7 @@ than that of the rest of torch.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -79,6 +80,18 @@ def public_fused_adam(adam: Adam, lr: float) -> None:
     optimizer = torch.optim.Adam([parameter], lr=lr, betas=adam.betas, eps=adam.eps, fused=True)
     optimizer.state[parameter] = {"step": adam.steps, "exp_avg": adam.mean, "exp_avg_sq": adam.square}
     optimizer.step()
+
+
+class Jointly(Optimizer):
+    """Optimizers of consecutive parts of a vector, which step together: clipping takes the norm over all of it."""
+
+    def __init__(self, parameters: FlatParameters, parts: Sequence[Optimizer]) -> None:
+        super().__init__(parameters)
+        self.parts = parts
+
+    def step(self, lr: float) -> None:
+        for part in self.parts:
+            part.step(lr)
 
 
 class RMSprop(Optimizer):

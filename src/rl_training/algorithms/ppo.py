@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rl_training.algorithms.actor_critic import ActorCriticHyperparameters, ActorCriticLearner, mean_entropy, total_loss
 from rl_training.algorithms.base import scalar, setting
-from rl_training.algorithms.optim import MeanMetrics, gradient_step
+from rl_training.algorithms.optim import MeanMetrics, Optimizer, gradient_step
 from rl_training.data.batch import minibatches
 from rl_training.data.rollout import Rollout
 from rl_training.types import Batch, Metrics
@@ -36,42 +36,57 @@ class PPO(ActorCriticLearner):
     hp: PPOHyperparameters
 
     def update(self, rollout: Rollout) -> Metrics:
+        metrics = MeanMetrics()
+        self.optimize(self.learning_batch(rollout, metrics), metrics)
+        return metrics.mean()
+
+    def optimize(self, batch: Batch, metrics: MeanMetrics) -> None:
         """Several epochs of minibatch ascent on the clipped objective, over one rollout."""
-        hp, metrics = self.hp, MeanMetrics()
-        batch = self.learning_batch(rollout, metrics)
-        log_ratios = []
-        for minibatch in self.epochs(batch):
+        hp, log_ratios = self.hp, []
+        for optimizer, minibatch in self.steps(batch):
             loss, log_ratio = self.loss(minibatch, metrics)
             log_ratios.append(log_ratio)
             # Before the step, so that a policy beyond the limit does not move further.
             if hp.target_kl is not None and approx_kl(log_ratio).item() > 1.5 * hp.target_kl:
                 break
-            norm = gradient_step(self.optimizers["model"], loss, lr=hp.learning_rate, max_grad_norm=hp.max_grad_norm)
+            norm = gradient_step(optimizer, loss, lr=hp.learning_rate, max_grad_norm=hp.max_grad_norm)
             metrics.add(grad_norm=norm)
             self.gradient_steps += 1
         self.actor.version += 1
         log_ratio = torch.cat(log_ratios)
         metrics.add(approx_kl=approx_kl(log_ratio), clip_fraction=clip_fraction(log_ratio, hp.clip_coef))
-        return metrics.mean()
+
+    def steps(self, batch: Batch) -> Iterator[tuple[Optimizer, Batch]]:
+        """The gradient steps of an update: what is optimized, on which minibatch."""
+        for minibatch in self.epochs(batch):
+            yield self.optimizers["model"], minibatch
 
     def epochs(self, batch: Batch) -> Iterator[Batch]:
         """All minibatches of an update, shuffled for each epoch."""
-        batch = {key: batch[key] for key in ("obs", "action", "logprob", "value", "advantage", "target")}
         for _ in range(int(self.hp.update_epochs)):
-            yield from minibatches(batch, int(self.hp.num_minibatches), self.rng)
+            yield from self.epoch(batch)
+
+    def epoch(self, batch: Batch) -> Iterator[Batch]:
+        """The minibatches of one pass over the rollout."""
+        batch = {key: batch[key] for key in ("obs", "action", "logprob", "value", "advantage", "target")}
+        yield from minibatches(batch, int(self.hp.num_minibatches), self.rng)
 
     def loss(self, batch: Batch, metrics: MeanMetrics) -> tuple[Tensor, Tensor]:
         """(loss of a minibatch, log of the probability ratios [B] to the policy that acted)."""
         hp = self.hp
         policy, value = self.model(batch["obs"])
         log_ratio = policy.log_prob(batch["action"]) - batch["logprob"]
-        advantage = normalize(batch["advantage"]) if hp.normalize_advantage else batch["advantage"]
+        advantage = self.minibatch_advantage(batch["advantage"])
 
         policy_loss = clipped_surrogate(log_ratio.exp(), advantage, hp.clip_coef)
         value_loss = F.mse_loss(clip_value(value, batch["value"], hp.clip_vf_coef), batch["target"])
         entropy = mean_entropy(policy, hp.ent_coef)
         metrics.add(policy_loss=policy_loss, value_loss=value_loss, entropy=entropy)
         return total_loss(policy_loss, value_loss, entropy, hp), log_ratio.detach()
+
+    def minibatch_advantage(self, advantage: Tensor) -> Tensor:
+        """[B] The advantages of a minibatch as they enter the loss."""
+        return normalize(advantage) if self.hp.normalize_advantage else advantage
 
 
 def clipped_surrogate(ratio: Tensor, advantage: Tensor, clip: float) -> Tensor:

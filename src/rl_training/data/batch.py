@@ -35,8 +35,13 @@ def flatten(batch: Batch) -> Batch:
 
 def minibatches(batch: Batch, count: int, rng: np.random.Generator) -> Iterator[Batch]:
     """The steps of a batch [T, N, ...], shuffled, in `count` flat parts [B, ...] whose sizes differ by at most one."""
-    batch = flatten(batch)
-    for index in _shuffled(len(batch["action"]), count, rng, batch["action"].device):
+    return row_minibatches(flatten(batch), count, rng)
+
+
+def row_minibatches(batch: Batch, count: int, rng: np.random.Generator) -> Iterator[Batch]:
+    """The rows of a batch [M, ...], shuffled, in `count` parts [B, ...] whose sizes differ by at most one."""
+    first = _first_leaf(batch)
+    for index in _shuffled(len(first), count, rng, first.device):
         yield _select(batch, 0, index)
 
 
@@ -44,6 +49,10 @@ def env_minibatches(batch: Batch, count: int, rng: np.random.Generator) -> Itera
     """The environments of a batch [T, N, ...], shuffled, in `count` parts [T, M, ...]; steps keep their order."""
     for index in _shuffled(batch["action"].shape[1], count, rng, batch["action"].device):
         yield _select(batch, 1, index)
+
+
+def _first_leaf(tree: Any) -> Tensor:
+    return _first_leaf(next(iter(tree.values()))) if isinstance(tree, dict) else tree
 
 
 def _shuffled(size: int, count: int, rng: np.random.Generator, device: torch.device) -> tuple[Tensor, ...]:

@@ -94,6 +94,10 @@ def needs(sizes: dict[str, float], config: TrainConfig, spaces: Sequence[Spaces]
     if "num_steps" in sizes:
         steps = sizes["num_steps"] * config.num_envs
         yield Need("a rollout", steps * (obs + action + STEP_BYTES), ("num_steps", "num_envs"))
+        if "policy_phase_updates" in sizes:
+            samples = sizes["policy_phase_updates"] * steps
+            determined_by = ("policy_phase_updates", "num_steps", "num_envs")
+            yield Need("a policy phase", samples * (obs + FLOAT_BYTES), determined_by)
     if "batch_size" in sizes:
         rows = sizes["batch_size"] * (1 + sizes.get("unroll_steps", 0))
         names = tuple(name for name in ("batch_size", "unroll_steps") if name in sizes)

@@ -11,6 +11,7 @@ from rl_training.runtime.efficientzero_trainer import EFFICIENTZERO_RECIPE, trai
 from rl_training.runtime.gumbel_muzero_trainer import GUMBEL_MUZERO_RECIPE, train_gumbel_muzero
 from rl_training.runtime.muzero_trainer import MUZERO_RECIPE, train_muzero
 from rl_training.runtime.outcome import TrainResult
+from rl_training.runtime.ppg_trainer import PPG_RECIPE, train_ppg
 from rl_training.runtime.ppo_trainer import PPO_RECIPE, train_ppo
 from rl_training.runtime.recipe import Recipe
 from rl_training.runtime.sac_trainer import SAC_RECIPE, train_sac
@@ -28,6 +29,7 @@ ALGORITHMS: dict[str, Entry] = {
     "efficientzero": Entry(EFFICIENTZERO_RECIPE, train_efficientzero),
     "gumbel_muzero": Entry(GUMBEL_MUZERO_RECIPE, train_gumbel_muzero),
     "muzero": Entry(MUZERO_RECIPE, train_muzero),
+    "ppg": Entry(PPG_RECIPE, train_ppg),
     "ppo": Entry(PPO_RECIPE, train_ppo),
     "sac": Entry(SAC_RECIPE, train_sac),
     "scalezero": Entry(SCALEZERO_RECIPE, train_scalezero),
