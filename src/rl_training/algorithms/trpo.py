@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 import torch
@@ -35,7 +36,7 @@ class TRPOHyperparameters(OnPolicyHyperparameters):
     cg_iterations: int = scalar(15, "conjugate gradient iterations, each with one Fisher-vector product", low=1)
     cg_damping: float = scalar(0.1, "this times the identity is added to the Fisher matrix")
     fisher_subsample: float = scalar(1.0, "share of the rollout that the Fisher matrix is taken from", low=0.01, high=1)
-    line_search_steps: int = scalar(10, "most step sizes that the line search tries", low=1)
+    max_line_search_steps: int = scalar(10, "most step sizes that the line search tries", low=1)
     backtrack_coef: float = scalar(0.8, "factor from one step size of the line search to the next", high=1.0)
     critic_epochs: int = scalar(10, "epochs (passes over the rollout) of the critic per update", low=1)
     critic_minibatches: int = scalar(16, "minibatches (gradient steps) of the critic per epoch", low=1)
@@ -93,9 +94,7 @@ class TRPO(ActorCriticLearner):
             count = math.ceil(self.hp.fisher_subsample * size)
             rows = torch.from_numpy(self.rng.choice(size, count, replace=False)).to(self.device)
             obs = tree_map(lambda x: x.index_select(0, rows), obs)
-        with torch.no_grad():
-            old = self.model.policy(obs)
-        product = hessian_product(old.kl(self.model.policy(obs)).mean(), self.policy_parameters)  # type: ignore[arg-type]
+        product = hessian_product(mean_kl(self.model.fixed_policy(obs), self.model.policy(obs)), self.policy_parameters)
         return lambda v: product(v).add_(v, alpha=self.hp.cg_damping)
 
     def natural_step(self, gradient: Tensor, product: Callable[[Tensor], Tensor]) -> Tensor:
@@ -116,25 +115,20 @@ class TRPO(ActorCriticLearner):
         Where there is none, the parameters are what they were.
         """
         hp, vector, obs = self.hp, self.policy_parameters.vector, batch["obs"]
-        start, old = vector.clone(), self.model.policy(obs)
-        for i in range(hp.line_search_steps):
+        start, old = vector.clone(), self.model.fixed_policy(obs)
+        for i in range(hp.max_line_search_steps):
             scale = hp.backtrack_coef**i
             torch.add(start, step, alpha=scale, out=vector)
             new = self.model.policy(obs)
-            kl = old.kl(new).mean()  # type: ignore[arg-type]  # of one class
+            kl = mean_kl(old, new)
             improvement = self.surrogate(new, batch) - surrogate
             if accepted := bool(kl <= hp.max_kl) and bool(improvement > 0):
                 break
+        results = {"kl": kl, "surrogate_improvement": improvement, "expected_improvement": scale * gradient.dot(step)}
         if not accepted:
             vector.copy_(start)
-            scale, kl, improvement = 0.0, torch.zeros_like(kl), torch.zeros_like(improvement)
-        metrics.add(
-            kl=kl,
-            accepted=kl.new_tensor(accepted),
-            line_search_steps=kl.new_tensor(i + 1),
-            surrogate_improvement=improvement,
-            expected_improvement=scale * gradient.dot(step),
-        )
+            results = {name: torch.zeros_like(kl) for name in results}
+        metrics.add(accepted=kl.new_tensor(accepted), line_search_steps=kl.new_tensor(i + 1), **results)
         return accepted
 
     def fit_critic(self, data: Batch, metrics: MeanMetrics) -> None:
@@ -149,6 +143,11 @@ class TRPO(ActorCriticLearner):
                 descend(self.optimizers["critic"], loss, lr=self.hp.learning_rate)
                 metrics.add(value_loss=loss)
                 self.gradient_steps += 1
+
+
+def mean_kl(old: Distribution, new: Distribution) -> Tensor:
+    """E[KL(old || new)] of two policies of the same class."""
+    return cast(Tensor, old.kl(new).mean())  # type: ignore[arg-type]
 
 
 def flat_gradient(value: Tensor, parameters: FlatParameters) -> Tensor:

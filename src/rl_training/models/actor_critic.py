@@ -52,6 +52,12 @@ class ActorCritic(nn.Module):
         """The policies of observations [B, ...]."""
         return self.policy_of(self.encoder(obs))
 
+    @torch.no_grad()
+    def fixed_policy(self, obs: TensorTree) -> Distribution:
+        """The policies of observations [B, ...] as they are now: nothing of them follows the parameters."""
+        output = self.policy_head(self.policy_trunk(self.encoder(obs)))
+        return self.action_head.make(output, None if self.log_std is None else self.log_std.clone())
+
     def policy_of(self, features: Tensor) -> Distribution:
         """The policies of features [B, size]."""
         return self.action_head.make(self.policy_head(self.policy_trunk(features)), self.log_std)
