@@ -58,6 +58,7 @@ def test_the_exploration_of_atari_takes_its_own_share_of_training():
         ("ppo", {"normalize_reward": False}, {}),
         ("ppg", {}, {"normalize_reward": True}),
         ("ppo", {"atari": True, "frame_stack": 4}, {}),
+        ("trpo", {}, {"normalize_reward": True}),
         ("dqn", {}, {}),
     ],
 )

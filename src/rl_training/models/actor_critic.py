@@ -69,6 +69,16 @@ class ActorCritic(nn.Module):
         policy = self.action_head.make(self.policy_head(hidden), self.log_std)
         return policy, self.value_of(self.value_features(obs, features)), to_numbers(self.auxiliary_head, hidden)
 
+    def policy(self, obs: TensorTree) -> Distribution:
+        """The policies of observations [B, ...]."""
+        return self.policy_of(self.encoder(obs))
+
+    @torch.no_grad()
+    def fixed_policy(self, obs: TensorTree) -> Distribution:
+        """The policies of observations [B, ...] as they are now: nothing of them follows the parameters."""
+        output = self.policy_output(self.encoder(obs))
+        return self.action_head.make(output, None if self.log_std is None else self.log_std.clone())
+
     def acting_policy(self, output: Array) -> Distribution:
         """The policy given by outputs [N, action_head.size] of its network, on the CPU."""
         log_std = None if self.log_std is None else self.log_std.detach().cpu().numpy()
