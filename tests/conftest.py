@@ -53,6 +53,13 @@ TINY: dict[str, dict[str, Any]] = {  # sizes that make an algorithm's run take a
     "gumbel_muzero": PLANNING,
     "muzero": PLANNING,
     "ppo": {"num_steps": 16, "num_minibatches": 2, "update_epochs": 2},
+    "recurrent_ppo": {
+        "num_steps": 16,
+        "num_minibatches": 2,
+        "update_epochs": 2,
+        "hidden_sizes": [16],
+        "recurrent_size": 8,
+    },
     "sac": {
         "hidden_sizes": [16, 16],
         "batch_size": 8,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +15,10 @@ from rl_training.algorithms.base import scalar, setting
 from rl_training.algorithms.optim import MeanMetrics, gradient_step
 from rl_training.data.batch import minibatches
 from rl_training.data.rollout import Rollout
+from rl_training.ops.distributions import Distribution
 from rl_training.types import Batch, Metrics
+
+LEARNED = ("obs", "action", "logprob", "value", "advantage", "target")  # the entries of a minibatch
 
 
 @dataclass(frozen=True)
@@ -56,14 +60,14 @@ class PPO(ActorCriticLearner):
 
     def epochs(self, batch: Batch) -> Iterator[Batch]:
         """All minibatches of an update, shuffled for each epoch."""
-        batch = {key: batch[key] for key in ("obs", "action", "logprob", "value", "advantage", "target")}
+        batch = {key: batch[key] for key in LEARNED}
         for _ in range(int(self.hp.update_epochs)):
             yield from minibatches(batch, int(self.hp.num_minibatches), self.rng)
 
     def loss(self, batch: Batch, metrics: MeanMetrics) -> tuple[Tensor, Tensor]:
         """(loss of a minibatch, log of the probability ratios [B] to the policy that acted)."""
         hp = self.hp
-        policy, value = self.model(batch["obs"])
+        policy, value = self.predict(batch)
         log_ratio = policy.log_prob(batch["action"]) - batch["logprob"]
         advantage = normalize(batch["advantage"]) if hp.normalize_advantage else batch["advantage"]
 
@@ -72,6 +76,10 @@ class PPO(ActorCriticLearner):
         entropy = mean_entropy(policy, hp.ent_coef)
         metrics.add(policy_loss=policy_loss, value_loss=value_loss, entropy=entropy)
         return total_loss(policy_loss, value_loss, entropy, hp), log_ratio.detach()
+
+    def predict(self, batch: Batch) -> tuple[Distribution, Tensor]:
+        """(policies, values [B]) in the states of a minibatch."""
+        return cast(tuple[Distribution, Tensor], self.model(batch["obs"]))
 
 
 def clipped_surrogate(ratio: Tensor, advantage: Tensor, clip: float) -> Tensor:

@@ -46,8 +46,7 @@ class ActorCritic(nn.Module):
     def forward(self, obs: TensorTree) -> tuple[Distribution, Tensor]:
         """(policies, values [B]) of observations [B, ...]."""
         features = self.encoder(obs)
-        policy = self.policy_head(self.policy_trunk(features))
-        return self.action_head.make(policy, self.log_std), self.value_of(features)
+        return self.policy_of(features), self.value_of(features)
 
     def acting_policy(self, output: Array) -> Distribution:
         """The policy given by outputs [N, action_head.size] of its network, on the CPU."""
@@ -57,6 +56,14 @@ class ActorCritic(nn.Module):
     def value(self, obs: TensorTree) -> Tensor:
         """Observations [B, ...] to values [B]."""
         return self.value_of(self.encoder(obs))
+
+    def policy_of(self, features: Tensor) -> Distribution:
+        """The policies in states with features [B, size]."""
+        return self.action_head.make(self.policy_output(features), self.log_std)
+
+    def policy_output(self, features: Tensor) -> Tensor:
+        """Features [B, size] to [B, action_head.size]."""
+        return cast(Tensor, self.policy_head(self.policy_trunk(features)))
 
     def value_of(self, features: Tensor) -> Tensor:
         """Features [B, size] to values [B]."""

@@ -13,6 +13,7 @@ from rl_training.runtime.muzero_trainer import MUZERO_RECIPE, train_muzero
 from rl_training.runtime.outcome import TrainResult
 from rl_training.runtime.ppo_trainer import PPO_RECIPE, train_ppo
 from rl_training.runtime.recipe import Recipe
+from rl_training.runtime.recurrent_ppo_trainer import RECURRENT_PPO_RECIPE, train_recurrent_ppo
 from rl_training.runtime.sac_trainer import SAC_RECIPE, train_sac
 from rl_training.runtime.scalezero_trainer import SCALEZERO_RECIPE, train_scalezero
 
@@ -29,6 +30,7 @@ ALGORITHMS: dict[str, Entry] = {
     "gumbel_muzero": Entry(GUMBEL_MUZERO_RECIPE, train_gumbel_muzero),
     "muzero": Entry(MUZERO_RECIPE, train_muzero),
     "ppo": Entry(PPO_RECIPE, train_ppo),
+    "recurrent_ppo": Entry(RECURRENT_PPO_RECIPE, train_recurrent_ppo),
     "sac": Entry(SAC_RECIPE, train_sac),
     "scalezero": Entry(SCALEZERO_RECIPE, train_scalezero),
 }
