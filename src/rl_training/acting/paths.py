@@ -51,8 +51,7 @@ def make_forward(encoder: Encoder, *networks: nn.Module) -> Forward:
 
 def make_recurrent_forward(model: RecurrentActorCritic) -> RecurrentForward:
     """A function from observations and memory to the outputs of a recurrent actor-critic and its next memory."""
-    networks = (*model.heads.networks(), *([] if model.value_layer is None else [model.value_layer]))
-    if not _plain and reads_vectors(model.encoder) and all(map(is_numpy_mlp, networks)):
+    if not _plain and reads_vectors(model.encoder) and all(map(is_numpy_mlp, model.networks())):
         return NumpyRecurrentForward(model)
     return TorchRecurrentForward(model)
 

@@ -35,15 +35,15 @@ class NumpyRecurrentForward:
 
     def __init__(self, model: RecurrentActorCritic) -> None:
         self.cells = {name: NumpyCell(core) for name, core in model.cores.items() if isinstance(core, RecurrentCore)}
-        self.policy, self.value = (NumpyMLP(network) for network in model.heads.networks())
-        self.value_layer = None if model.value_layer is None else NumpyMLP(model.value_layer)
+        self.policy, self.value = (NumpyMLP(network) for network in model.networks())
+        self.critic_remembers = model.value_layer is None
 
     def __call__(self, obs: Observation, memory: Memory) -> tuple[Array, Array, Memory]:
         features = flat(obs)
         after: Memory = {name: cell(features, np.asarray(memory[name])) for name, cell in self.cells.items()}
         outputs = {name: np.ascontiguousarray(state[:, 0]) for name, state in after.items()}
         policy = outputs["policy"]
-        critic = outputs.get("value", policy) if self.value_layer is None else self.value_layer(features)
+        critic = outputs.get("value", policy) if self.critic_remembers else features
         return self.policy(policy).copy(), self.value(critic).copy(), after
 
 

@@ -85,6 +85,11 @@ class RecurrentActorCritic(nn.Module):
             return policy, self.value_layer(features)
         return policy, outputs.get("value", policy)
 
+    def networks(self) -> tuple[nn.Sequential, nn.Sequential]:
+        """(policy, value): the perceptrons after the cores; without memory, the critic's is on the features."""
+        policy, value = self.heads.networks()
+        return policy, value if self.value_layer is None else nn.Sequential(*self.value_layer, *value)
+
     def memory_shape(self) -> dict[str, tuple[int, ...]]:
         """The shape of each entry of a memory, without its first axis."""
         return {name: core.state_shape for name, core in self.cores.items() if isinstance(core, RecurrentCore)}
@@ -118,8 +123,8 @@ class RecurrentCore(nn.Module):
         padded = features.new_zeros(math.prod(batch), features.shape[-1])
         padded = padded.index_copy(0, segments.place, features.flatten(0, 1))
         begin = state.new_zeros(segments.number, *state.shape[1:]).index_copy(0, segments.earliest, state)
-        output: Tensor = self.layer(padded.unflatten(0, batch), self.to_torch(begin))[0]
-        return output.flatten(0, 1).index_select(0, segments.place).unflatten(0, features.shape[:2])
+        output: Tensor = self.layer(padded.view(*batch, -1), self.to_torch(begin))[0]
+        return output.flatten(0, 1).index_select(0, segments.place).view(*features.shape[:2], -1)
 
     def to_torch(self, state: Tensor) -> Any:
         """[N, K, size] as torch's recurrent layers take it: [1, N, size], for an LSTM two of them."""
