@@ -30,7 +30,7 @@ def check_minibatches(run: TrainingRun) -> None:
     most, num_envs = largest(run.controls, "num_minibatches"), run.config.num_envs
     if is_given("num_minibatches", run.config.algo_kwargs) and most > num_envs:
         message = (
-            f"reaches {most:.0f}, but a minibatch holds the sequences of whole environments, and num_envs is {num_envs}: "
+            f"reaches {most:.0f}, but a minibatch holds whole environments, and num_envs is {num_envs}: "
             "lower it or raise num_envs"
         )
         raise ConfigError.of(message, "algo_kwargs", "num_minibatches")
