@@ -59,6 +59,7 @@ TINY: dict[str, dict[str, Any]] = {  # sizes that make an algorithm's run take a
         "update_epochs": 2,
         "hidden_sizes": [16],
         "recurrent_size": 8,
+        "learning_rate": 3e-3,  # small steps of so small a network would not reach a clip
     },
     "sac": {
         "hidden_sizes": [16, 16],
