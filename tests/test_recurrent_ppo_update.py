@@ -24,7 +24,8 @@ from rl_training.data.recurrent import reset_rows
 from rl_training.data.rollout import Rollout
 from rl_training.envs.factory import make_envs
 from rl_training.envs.runner import EnvRunner
-from rl_training.models.recurrent import RecurrentCore, cut
+from rl_training.models import recurrent
+from rl_training.models.recurrent import RecurrentCore, cut, make_blocks
 from rl_training.types import Spaces
 
 
@@ -113,8 +114,12 @@ FIRSTS = {
 
 
 @pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize("worth", [0, 10**9], ids=["many blocks", "one block"])
 @pytest.mark.parametrize("places", FIRSTS)
-def test_resets_within_sequences_are_episodes_of_their_own(places: str, cell: str) -> None:
+def test_resets_within_sequences_are_episodes_of_their_own(
+    places: str, worth: int, cell: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recurrent, "WORTH_A_CALL", worth)
     torch.manual_seed(1)
     core, first = RecurrentCore(cell, 5, 7), torch.zeros(12, 3, dtype=torch.bool)
     for t, m in FIRSTS[places]:
@@ -128,6 +133,19 @@ def test_resets_within_sequences_are_episodes_of_their_own(places: str, cell: st
     torch.testing.assert_close(*outputs, atol=1e-6, rtol=1e-5)
     for ours, expected in zip(*gradients, strict=True):
         torch.testing.assert_close(ours, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_blocks_hold_all_steps_with_little_padding() -> None:
+    """Long and short episodes together, as many as need padding most."""
+    lengths = [128, 128] + [40] * 10 + [20] * 80 + [5] * 500
+    blocks = make_blocks(lengths)
+    assert sum(steps for steps, _ in blocks) == 128
+    time = 0
+    for steps, rows in blocks:
+        assert rows == sum(length > time for length in lengths)
+        time += steps
+    assert sum(steps * rows for steps, rows in blocks) < 1.5 * sum(lengths)
+    assert make_blocks([6, 3, 3, 1]) == [(6, 4)], "little padding is cheaper than another call"
 
 
 @pytest.mark.parametrize("cell", CELLS)

@@ -5,7 +5,7 @@ As in sb3-contrib, the cores read the encoder's features, and the hidden layers 
 
 from __future__ import annotations
 
-import math
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
@@ -21,6 +21,9 @@ from rl_training.types import Spaces, TensorTree
 
 Cell: TypeAlias = Literal["lstm", "gru"]
 CriticMemory: TypeAlias = Literal["separate", "shared", "none"]
+WORTH_A_CALL = 256  # padded steps: torch's layer takes about as long for them as another call
+# The parameters are parts of one vector, which is not laid out as cuDNN's. It copies the weights for each call.
+warnings.filterwarnings("ignore", "RNN module weights are not part of single contiguous chunk")
 
 
 class RecurrentActorCritic(nn.Module):
@@ -112,36 +115,43 @@ class RecurrentCore(nn.Module):
     def step(self, features: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         """features [N, F] and state [N, K, size] to (output [N, size], the next state)."""
         output, after = self.layer(features.unsqueeze(0), self.to_torch(state))
-        return output[0], torch.cat(after if self.is_lstm else [after]).movedim(0, 1)
+        return output[0], self.from_torch(after)
 
     def forward(self, features: Tensor, state: Tensor, segments: Segments) -> Tensor:
         """Outputs [T, M, size] of sequences of features [T, M, F]; state [M, K, size] is that before them."""
         state = state * segments.goes_on
         if segments.uncut:
             return cast(Tensor, self.layer(features, self.to_torch(state))[0])
-        batch = segments.length, segments.number
-        padded = features.new_zeros(math.prod(batch), features.shape[-1])
+        sizes = [steps * rows for steps, rows in segments.blocks]
+        padded = features.new_zeros(sum(sizes), features.shape[-1])
         padded = padded.index_copy(0, segments.place, features.flatten(0, 1))
-        begin = state.new_zeros(segments.number, *state.shape[1:]).index_copy(0, segments.earliest, state)
-        output: Tensor = self.layer(padded.view(*batch, -1), self.to_torch(begin))[0]
-        return output.flatten(0, 1).index_select(0, segments.place).view(*features.shape[:2], -1)
+        state = state.new_zeros(segments.blocks[0][1], *state.shape[1:]).index_copy(0, segments.earliest, state)
+        outputs = []
+        for part, (steps, rows) in zip(torch.split(padded, sizes), segments.blocks, strict=True):
+            output, after = self.layer(part.view(steps, rows, -1), self.to_torch(state[:rows]))
+            outputs.append(output.flatten(0, 1))
+            state = self.from_torch(after)
+        return torch.cat(outputs).index_select(0, segments.place).view(*features.shape[:2], -1)
 
     def to_torch(self, state: Tensor) -> Any:
         """[N, K, size] as torch's recurrent layers take it: [1, N, size], for an LSTM two of them."""
         hidden, *cell = (part.unsqueeze(0).contiguous() for part in state.unbind(1))
         return (hidden, *cell) if cell else hidden
 
+    def from_torch(self, state: Any) -> Tensor:
+        return torch.cat(state if self.is_lstm else [state]).movedim(0, 1)
+
 
 class Segments(NamedTuple):
     """M sequences of T steps, cut where episodes begin: no reset is left within a segment.
 
-    All segments run as one batch [length, number] through the kernel of torch's layer, padded at their ends.
+    All segments, the longest first, run side by side through the kernel of torch's layer. Blocks bound the padding: a
+    block is some steps of the segments that are not yet over, and most of these last until its end.
     """
 
-    number: int
-    length: int  # of the longest
+    blocks: list[tuple[int, int]]  # (steps, number of segments) of each
     uncut: bool  # whether the segments are the sequences
-    place: Tensor  # [T * M] of each step in the batch
+    place: Tensor  # [T * M] of each step in the blocks, flattened
     earliest: Tensor  # [M] the first segment of each sequence
     goes_on: Tensor  # [M, 1, 1] whether it continues the episode before it, and so begins with its memory
 
@@ -154,6 +164,24 @@ def cut(first: Tensor) -> Segments:
     segment = begins.T.flatten().cumsum(0).view(sequences, steps).T - 1  # [T, M] of the segment of each step
     time = torch.arange(steps, device=first.device).unsqueeze(1)
     offset = time - torch.where(begins, time, 0).cummax(0).values  # [T, M] of each step in its segment
-    number, length = torch.stack([segment[-1, -1], offset.max()]).add(1).tolist()
-    place = (offset * number + segment).flatten()
-    return Segments(number, length, number == sequences, place, segment[0], ~first[0].view(-1, 1, 1))
+    lengths, order = segment.flatten().bincount().sort(descending=True, stable=True)
+    segment = order.argsort()[segment]  # the longest is number 0
+    blocks = make_blocks(lengths.tolist())
+    width = torch.tensor([rows for length, rows in blocks for _ in range(length)], device=first.device)
+    place = (width.cumsum(0) - width)[offset] + segment
+    return Segments(blocks, len(lengths) == sequences, place.flatten(), segment[0], ~first[0].view(-1, 1, 1))
+
+
+def make_blocks(lengths: list[int]) -> list[tuple[int, int]]:
+    """(steps, rows) of blocks that hold segments of these lengths, the longest first.
+
+    A block ends where half of its segments are over, if the padding that this saves is worth another call.
+    """
+    blocks, begin, rows = [], 0, len(lengths)
+    while rows:
+        end = lengths[rows // 2]
+        if (lengths[0] - end) * (rows - rows // 2) < WORTH_A_CALL:
+            end = lengths[0]
+        blocks.append((end - begin, rows))
+        begin, rows = end, sum(length > end for length in lengths)
+    return blocks
