@@ -28,7 +28,7 @@ if __name__ == "__main__":
             "algo": "recurrent_ppo",
             "env_id": ENV,
             "num_envs": 8,
-            "env_kwargs": {"wrappers": {"normalize_reward": False}},
+            "env_kwargs": {"wrappers": {"normalize_observation": False, "normalize_reward": False}},
             "algo_kwargs": SHARED | OURS | {"recurrent_size": size},
         }
         policy_kwargs = {"net_arch": [64, 64], "lstm_hidden_size": size}

@@ -20,7 +20,7 @@ config = TrainConfig(
     total_timesteps=args.total_timesteps,
     output_dir=args.output_dir,
     num_envs=8,
-    env_kwargs={"wrappers": {"normalize_observation": True}},
+    env_kwargs={"wrappers": {"normalize_observation": True, "normalize_reward": True}},
     algo_kwargs={
         "cell": "lstm",
         "recurrent_size": 64,

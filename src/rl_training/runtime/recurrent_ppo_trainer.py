@@ -21,7 +21,7 @@ RECURRENT_PPO_RECIPE = Recipe(
     RecurrentActor,
     RecurrentPPO,
     actor_critic_fields,
-    normalizes=("normalize_reward",),
+    normalizes=("normalize_observation", "normalize_reward"),  # small differences between observations matter
 )
 
 
