@@ -104,11 +104,13 @@ class Wrappers(Options):
     )
     normalize_observation: StrictBool | None = Field(
         None,
-        description="normalize by running mean and variance, clip to ±10; default: for a2c and recurrent_ppo, not on Atari",
+        description="normalize by running mean and variance, clip to ±10; "
+        "default: for a2c and recurrent_ppo, not on Atari",
     )
     normalize_reward: StrictBool | None = Field(
         None,
-        description="divide by the running deviation of the return; default: for ppo, recurrent_ppo and a2c, not on Atari",
+        description="divide by the running deviation of the return; "
+        "default: for ppo, recurrent_ppo and a2c, not on Atari",
     )
 
 
