@@ -90,6 +90,15 @@ def rows(device: str) -> dict[str, Callable[[], Work]]:
     lone = {"hidden_sizes": [128], "activation": "silu"}  # an activation that the compiled search does not have
     return {
         "acting in numpy (ppo, 8 environments)": lambda: acting("ppo", VECTOR, 8, device),
+        "acting in numpy (recurrent_ppo, LSTM 64, 8 environments)": lambda: acting(
+            "recurrent_ppo", VECTOR, 8, device, recurrent_size=64
+        ),
+        "acting in numpy (recurrent_ppo, LSTM 256, 8 environments)": lambda: acting(
+            "recurrent_ppo", VECTOR, 8, device, recurrent_size=256
+        ),
+        "acting in numpy (recurrent_ppo, GRU 64, 8 environments)": lambda: acting(
+            "recurrent_ppo", VECTOR, 8, device, recurrent_size=64, cell="gru"
+        ),
         "gradient in numpy (dqn, 64 x 64, batch 64)": lambda: q_update(device),
         "network inside the search (muzero, 8 roots)": lambda: acting("muzero", VECTOR, 8, device),
         "network inside the search (efficientzero, 8 roots)": lambda: acting("efficientzero", VECTOR, 8, device),

@@ -62,9 +62,10 @@ def theirs(
     *,
     episodes: int = 30,
     package: str = "stable_baselines3",
+    policy: str = "MlpPolicy",
 ) -> str:
     words = f"ENV, NUM_ENVS, KWARGS, EPISODES = {env!r}, {num_envs}, {kwargs!r}, {episodes}\n"
-    return words + THEIRS.replace("PACKAGE", package).replace("ALGORITHM", algorithm)
+    return words + THEIRS.replace("PACKAGE", package).replace("ALGORITHM", algorithm).replace("MlpPolicy", policy)
 
 
 def measure(code: str, steps: int, seed: int) -> dict[str, float]:

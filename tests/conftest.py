@@ -62,6 +62,14 @@ TINY: dict[str, dict[str, Any]] = {  # sizes that make an algorithm's run take a
         "aux_num_minibatches": 2,
     },
     "ppo": {"num_steps": 16, "num_minibatches": 2, "update_epochs": 2},
+    "recurrent_ppo": {
+        "num_steps": 16,
+        "num_minibatches": 2,
+        "update_epochs": 2,
+        "hidden_sizes": [16],
+        "recurrent_size": 8,
+        "learning_rate": 3e-3,  # small steps of so small a network would not reach a clip
+    },
     "sac": {
         "hidden_sizes": [16, 16],
         "batch_size": 8,

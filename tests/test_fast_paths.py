@@ -17,6 +17,7 @@ from rl_training.acting.inference import TorchInference
 from rl_training.acting.numpy_transformer import NumpyInference
 from rl_training.acting.paths import plain_paths
 from rl_training.acting.q_gradient import QGradient
+from rl_training.acting.recurrent_forward import TorchRecurrentForward
 from rl_training.runtime.controls import Controls
 from rl_training.runtime.registry import ALGORITHMS
 from rl_training.types import Spaces
@@ -30,6 +31,9 @@ CASES: dict[str, tuple[str, Spaces, dict[str, Any]]] = {
     "a2c, relu": ("a2c", DISCRETE, {"activation": "relu"}),
     "ppg, detach": ("ppg", CONTINUOUS, {"architecture": "detach"}),
     "dqn": ("dqn", DISCRETE, {"epsilon": 0.3}),
+    "recurrent_ppo": ("recurrent_ppo", DISCRETE, {}),
+    "recurrent_ppo, continuous": ("recurrent_ppo", CONTINUOUS, {"critic_memory": "shared"}),
+    "recurrent_ppo, gru": ("recurrent_ppo", DISCRETE, {"cell": "gru", "critic_memory": "none"}),
     "sac": ("sac", CONTINUOUS, {}),
     "muzero": ("muzero", DISCRETE, {"num_simulations": 12}),
     "muzero, decoded": ("muzero", DISCRETE, {"num_simulations": 12, "activation": "silu"}),
@@ -64,7 +68,7 @@ def test_acting_on_the_fast_path_is_acting_on_the_plain_one(case):
     with plain_paths():
         plain = build(*CASES[case])
     assert way(*fast) != way(*plain)
-    assert way(*plain)[0] in (TorchForward, TorchInference)
+    assert way(*plain)[0] in (TorchForward, TorchInference, TorchRecurrentForward)
     assert NumpyForward not in way(*plain)
     assert NumpyInference not in way(*plain)
     memory: list[Any] = [{}, {}]

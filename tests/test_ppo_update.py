@@ -322,7 +322,7 @@ def test_every_epoch_sees_all_rows_once_in_an_order_of_its_own() -> None:
     ppo = make_ppo(update_epochs=3, num_minibatches=4)
     names = ("obs", "action", "logprob", "value", "advantage", "target")
     batch = {name: torch.arange(64).reshape(16, 4) for name in names}
-    seen = [minibatch["action"].tolist() for minibatch in ppo.epochs(batch)]
+    seen = [minibatch["action"].tolist() for _, minibatch in ppo.steps(batch)]
     assert [len(minibatch) for minibatch in seen] == [16] * 12
     epochs = np.reshape(seen, (3, 64))
     np.testing.assert_array_equal(np.sort(epochs, 1), [range(64)] * 3)

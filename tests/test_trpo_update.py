@@ -350,14 +350,14 @@ def test_an_update_without_a_step_still_fits_the_critic() -> None:
 @every_space
 def test_the_critic_never_moves_the_policy_nor_the_policy_the_critic(spaces: Spaces) -> None:
     trpo = make_trpo(spaces, learning_rate=1e-2)
-    data = trpo.learning_batch(random_rollout(trpo, spaces, num_steps=8, num_envs=4), MeanMetrics())
-    obs = flatten(data)["obs"]
+    data = flatten(trpo.learning_batch(random_rollout(trpo, spaces, num_steps=8, num_envs=4), MeanMetrics()))
+    obs = data["obs"]
     policy, critic, values = policy_bits(trpo), critic_bits(trpo), trpo.values(obs)
     assert len(policy) + len(critic) == len(trpo.actor.parameters.vector)
     trpo.fit_critic(data, MeanMetrics())
     assert torch.equal(policy_bits(trpo), policy)
     assert not torch.equal(critic_bits(trpo), critic)
-    error = [(x - data["target"].flatten()).square().mean() for x in (trpo.values(obs), values)]
+    error = [(x - data["target"]).square().mean() for x in (trpo.values(obs), values)]
     assert error[0] < error[1]
     critic = critic_bits(trpo)
     batch = {**flatten(data), "advantage": normalize(data["advantage"].flatten())}

@@ -103,10 +103,14 @@ class Wrappers(Options):
         None, ge=1, le=1_024, description="stack this many observations on a new first axis"
     )
     normalize_observation: StrictBool | None = Field(
-        None, description="normalize by running mean and variance, clip to ±10; default: for a2c, not on Atari"
+        None,
+        description="normalize by running mean and variance, clip to ±10; "
+        "default: for a2c and recurrent_ppo, not on Atari",
     )
     normalize_reward: StrictBool | None = Field(
-        None, description="divide by the running deviation of the return; default: for ppo, a2c, trpo and ppg, not on Atari"
+        None,
+        description="divide by the running deviation of the return; "
+        "default: for ppo, a2c, trpo, ppg and recurrent_ppo, not on Atari",
     )
 
 

@@ -16,7 +16,7 @@ from rl_training.models.actor_critic import ActorCritic, Architecture
 from rl_training.models.parameters import FlatParameters, num_parameters, pack_weights, unpack_weights
 from rl_training.models.q_network import QNetwork
 from rl_training.models.sac import SquashedGaussianPolicy
-from rl_training.types import Decision, Memory, Observation, Spaces, State, Weights
+from rl_training.types import Array, Decision, Memory, Observation, Spaces, State, Weights
 
 
 class Actor(Protocol):
@@ -104,12 +104,8 @@ class ActorCriticActor(NetworkActor):
 
     def act(self, obs: Observation, memory: Memory, *, explore: bool, rng: np.random.Generator) -> Decision:
         output, value = self.forward(obs)
-        policy: Any = self.model.acting_policy(output)
-        action = choose(policy, sample=explore or not self.hp.deterministic_eval, rng=rng)
-        logprob = policy.log_prob(action)
-        if isinstance(action, Tensor):
-            action, logprob = action.numpy(), logprob.numpy()
-        return Decision(action, memory, {"logprob": logprob, "value": value[:, 0]})
+        policy = self.model.acting_policy(output)
+        return decide(policy, value, memory, sample=explore or not self.hp.deterministic_eval, rng=rng)
 
 
 class PhasicActor(ActorCriticActor):
@@ -173,6 +169,15 @@ class RandomActor:
         assert isinstance(self.space, gym.spaces.Box)
         shape = (num_rows(obs), *self.space.shape)
         return Decision(rng.uniform(self.space.low, self.space.high, shape).astype(np.float32), memory, {})
+
+
+def decide(policy: Any, value: Array, memory: Memory, *, sample: bool, rng: np.random.Generator) -> Decision:
+    """The decision of an actor-critic; value [N, 1]."""
+    action = choose(policy, sample=sample, rng=rng)
+    logprob = policy.log_prob(action)
+    if isinstance(action, Tensor):
+        action, logprob = action.numpy(), logprob.numpy()
+    return Decision(action, memory, {"logprob": logprob, "value": value[:, 0]})
 
 
 def choose(policy: Any, *, sample: bool, rng: np.random.Generator) -> Any:

@@ -17,9 +17,11 @@ from rl_training.acting.graphed import GraphedGradient
 from rl_training.acting.inference import GraphInference, TorchInference
 from rl_training.acting.numpy_transformer import NumpyInference
 from rl_training.acting.q_gradient import QGradient
+from rl_training.acting.recurrent_forward import NumpyRecurrentForward, RecurrentForward, TorchRecurrentForward
 from rl_training.models.muzero import PlanningModel
 from rl_training.models.networks import Flatten
 from rl_training.models.q_network import QNetwork
+from rl_training.models.recurrent import RecurrentActorCritic
 from rl_training.models.scalezero import TaskModel
 from rl_training.types import Batch
 
@@ -45,6 +47,13 @@ def make_forward(encoder: nn.Module, *networks: nn.Module) -> Forward:
     if not _plain and reads_vectors(encoder) and all(map(is_numpy_mlp, networks)):
         return NumpyForward(*networks)
     return TorchForward(encoder, *networks)
+
+
+def make_recurrent_forward(model: RecurrentActorCritic) -> RecurrentForward:
+    """A function from observations and memory to the outputs of a recurrent actor-critic and its next memory."""
+    if not _plain and reads_vectors(model.encoder) and all(map(is_numpy_mlp, model.networks())):
+        return NumpyRecurrentForward(model)
+    return TorchRecurrentForward(model)
 
 
 def reads_vectors(encoder: nn.Module) -> bool:

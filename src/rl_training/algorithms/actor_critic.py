@@ -76,7 +76,7 @@ class ActorCriticLearner(Learner):
     def advantages(self, rollout: Rollout, data: Batch) -> Tensor:
         """[T, N] The advantages of the actions. `data` is the rollout on the device."""
         _, _, after = rollout.ends()
-        end_value = self.values(after["obs"]) if after else data["value"].new_empty(0)
+        end_value = self.end_values(after) if after else data["value"].new_empty(0)
         return gae(
             data["reward"],
             data["value"],
@@ -86,6 +86,10 @@ class ActorCriticLearner(Learner):
             gamma=self.hp.gamma,
             gae_lambda=self.hp.gae_lambda,
         )
+
+    def end_values(self, after: Batch) -> Tensor:
+        """[M] The values of what followed the ends of a rollout: see `Rollout.ends`."""
+        return self.values(after["obs"])
 
     @torch.no_grad()
     def values(self, obs: Any) -> Tensor:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -28,7 +28,7 @@ from rl_training.data.phase import Phase
 from rl_training.data.rollout import Rollout
 from rl_training.models.actor_critic import ActorCritic
 from rl_training.models.parameters import FlatParameters
-from rl_training.ops.distributions import Distribution
+from rl_training.ops.distributions import Distribution, mean_kl
 from rl_training.types import Batch, Metrics, State
 
 
@@ -166,8 +166,3 @@ def policy_outputs(model: ActorCritic, obs: Any, count: int) -> Tensor:
     rows = torch.arange(num_rows(obs)).tensor_split(min(count, num_rows(obs)))
     parts = [tree_map(itemgetter(slice(part[0], part[-1] + 1)), obs) for part in rows]
     return torch.cat([model.policy_output(model.encoder(to_device(part, device))).cpu() for part in parts])
-
-
-def mean_kl(old: Any, new: Distribution) -> Tensor:
-    """The mean of KL(old || new) over policies of one kind."""
-    return cast(Tensor, old.kl(new).mean())

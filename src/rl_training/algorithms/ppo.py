@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +15,10 @@ from rl_training.algorithms.base import scalar, setting
 from rl_training.algorithms.optim import MeanMetrics, Optimizer, gradient_step
 from rl_training.data.batch import minibatches
 from rl_training.data.rollout import Rollout
+from rl_training.ops.distributions import Distribution
 from rl_training.types import Batch, Metrics
+
+LEARNED = ("obs", "action", "logprob", "value", "advantage", "target")  # the entries of a minibatch
 
 
 @dataclass(frozen=True)
@@ -58,23 +62,18 @@ class PPO(ActorCriticLearner):
 
     def steps(self, batch: Batch) -> Iterator[tuple[Optimizer, Batch]]:
         """The gradient steps of an update: what is optimized, on which minibatch."""
-        for minibatch in self.epochs(batch):
-            yield self.optimizers["model"], minibatch
-
-    def epochs(self, batch: Batch) -> Iterator[Batch]:
-        """All minibatches of an update, shuffled for each epoch."""
         for _ in range(int(self.hp.update_epochs)):
-            yield from self.epoch(batch)
+            for minibatch in self.epoch(batch):
+                yield self.optimizers["model"], minibatch
 
     def epoch(self, batch: Batch) -> Iterator[Batch]:
-        """The minibatches of one pass over the rollout."""
-        batch = {key: batch[key] for key in ("obs", "action", "logprob", "value", "advantage", "target")}
-        yield from minibatches(batch, int(self.hp.num_minibatches), self.rng)
+        """The minibatches of one pass over the rollout, shuffled."""
+        return minibatches({key: batch[key] for key in LEARNED}, int(self.hp.num_minibatches), self.rng)
 
     def loss(self, batch: Batch, metrics: MeanMetrics) -> tuple[Tensor, Tensor]:
         """(loss of a minibatch, log of the probability ratios [B] to the policy that acted)."""
         hp = self.hp
-        policy, value = self.model(batch["obs"])
+        policy, value = self.predict(batch)
         log_ratio = policy.log_prob(batch["action"]) - batch["logprob"]
         advantage = self.minibatch_advantage(batch["advantage"])
 
@@ -87,6 +86,10 @@ class PPO(ActorCriticLearner):
     def minibatch_advantage(self, advantage: Tensor) -> Tensor:
         """[B] The advantages of a minibatch as they enter the loss."""
         return normalize(advantage) if self.hp.normalize_advantage else advantage
+
+    def predict(self, batch: Batch) -> tuple[Distribution, Tensor]:
+        """(policies, values [B]) in the states of a minibatch."""
+        return cast(tuple[Distribution, Tensor], self.model(batch["obs"]))
 
 
 def clipped_surrogate(ratio: Tensor, advantage: Tensor, clip: float) -> Tensor:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import cast
 
 import numpy as np
 import torch
@@ -18,10 +17,10 @@ from rl_training.algorithms.actor_critic import ActorCriticLearner, OnPolicyHype
 from rl_training.algorithms.base import scalar, setting
 from rl_training.algorithms.optim import Adam, MeanMetrics, Optimizer, descend
 from rl_training.algorithms.ppo import normalize
-from rl_training.data.batch import flatten, minibatches, tree_map
+from rl_training.data.batch import flatten, row_minibatches, tree_map
 from rl_training.data.rollout import Rollout
 from rl_training.models.parameters import FlatParameters
-from rl_training.ops.distributions import Distribution
+from rl_training.ops.distributions import Distribution, mean_kl
 from rl_training.types import Batch, Metrics
 
 
@@ -63,11 +62,10 @@ class TRPO(ActorCriticLearner):
 
     def update(self, rollout: Rollout) -> Metrics:
         metrics = MeanMetrics()
-        data = self.learning_batch(rollout, metrics)
-        batch = flatten(data)
+        batch = flatten(self.learning_batch(rollout, metrics))
         batch["advantage"] = normalize(batch["advantage"])
         accepted = self.improve_policy(batch, metrics)
-        self.fit_critic(data, metrics)
+        self.fit_critic(batch, metrics)
         self.gradient_steps += int(accepted)
         self.actor.version += 1
         return metrics.mean()
@@ -133,23 +131,17 @@ class TRPO(ActorCriticLearner):
         metrics.add(accepted=kl.new_tensor(accepted), line_search_steps=kl.new_tensor(i + 1), **results)
         return accepted
 
-    def fit_critic(self, data: Batch, metrics: MeanMetrics) -> None:
-        """Epochs of minibatch regression on the value targets of the rollout [T, N, ...]."""
+    def fit_critic(self, batch: Batch, metrics: MeanMetrics) -> None:
+        """Epochs of minibatch regression on the value targets [B]."""
         with torch.no_grad():  # once for all epochs: an encoder of images does not change
-            features = self.model.encoder(flatten({"obs": data["obs"]})["obs"])
-        target, action = data["target"], data["action"]  # minibatches counts the actions
-        batch = {"features": features.unflatten(0, target.shape), "target": target, "action": action}
+            features = self.model.encoder(batch["obs"])
+        data = {"features": features, "target": batch["target"]}
         for _ in range(self.hp.critic_epochs):
-            for minibatch in minibatches(batch, self.hp.critic_minibatches, self.rng):
+            for minibatch in row_minibatches(data, self.hp.critic_minibatches, self.rng):
                 loss = F.mse_loss(self.model.value_of(minibatch["features"]), minibatch["target"])
                 descend(self.optimizers["critic"], loss, lr=self.hp.learning_rate)
                 metrics.add(value_loss=loss)
                 self.gradient_steps += 1
-
-
-def mean_kl(old: Distribution, new: Distribution) -> Tensor:
-    """E[KL(old || new)] of two policies of the same class."""
-    return cast(Tensor, old.kl(new).mean())  # type: ignore[arg-type]
 
 
 def flat_gradient(value: Tensor, parameters: FlatParameters) -> Tensor:

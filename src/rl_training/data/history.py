@@ -51,7 +51,12 @@ def check_history(history: History, obs: Observation, count: int) -> None:
     """Raise an error where the history is not one of `count` steps before observations [N, ...]."""
     expected = empty_history(tree_map(lambda x: x[:0], obs), count)  # without rows: only shapes and dtypes are compared
     compare_state(expected, tree_map(lambda x: x[:0], history), "memory")
-    in_memory, num_envs = len(history["length"]), num_rows(obs)
+    check_rows(len(history["length"]), obs)
+
+
+def check_rows(in_memory: int, obs: Observation) -> None:
+    """Raise an error where a memory of `in_memory` rows is not that of the environments observed."""
+    num_envs = num_rows(obs)
     if in_memory != num_envs:
         raise InputError(
             f"{num_envs} observations, but the memory is that of {in_memory} environments: begin with an empty memory "

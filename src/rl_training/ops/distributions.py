@@ -169,6 +169,13 @@ class TanhGaussian:
 
 
 Distribution: TypeAlias = Categorical | MultiCategorical | Bernoulli | DiagGaussian
+
+
+def mean_kl(old: Distribution, new: Distribution) -> Tensor:
+    """E[KL(old || new)] of two policies of the same class."""
+    return cast(Tensor, old.kl(new).mean())  # type: ignore[arg-type]
+
+
 _HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 
 

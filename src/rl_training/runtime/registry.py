@@ -14,6 +14,7 @@ from rl_training.runtime.outcome import TrainResult
 from rl_training.runtime.ppg_trainer import PPG_RECIPE, train_ppg
 from rl_training.runtime.ppo_trainer import PPO_RECIPE, train_ppo
 from rl_training.runtime.recipe import Recipe
+from rl_training.runtime.recurrent_ppo_trainer import RECURRENT_PPO_RECIPE, train_recurrent_ppo
 from rl_training.runtime.sac_trainer import SAC_RECIPE, train_sac
 from rl_training.runtime.scalezero_trainer import SCALEZERO_RECIPE, train_scalezero
 from rl_training.runtime.trpo_trainer import TRPO_RECIPE, train_trpo
@@ -32,6 +33,7 @@ ALGORITHMS: dict[str, Entry] = {
     "muzero": Entry(MUZERO_RECIPE, train_muzero),
     "ppg": Entry(PPG_RECIPE, train_ppg),
     "ppo": Entry(PPO_RECIPE, train_ppo),
+    "recurrent_ppo": Entry(RECURRENT_PPO_RECIPE, train_recurrent_ppo),
     "sac": Entry(SAC_RECIPE, train_sac),
     "scalezero": Entry(SCALEZERO_RECIPE, train_scalezero),
     "trpo": Entry(TRPO_RECIPE, train_trpo),

@@ -1,0 +1,51 @@
+"""The actor of recurrent policies."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from rl_training.acting.actor import NetworkActor, decide
+from rl_training.acting.paths import make_recurrent_forward
+from rl_training.config import InputError
+from rl_training.data.history import check_rows, num_rows
+from rl_training.models.recurrent import RecurrentActorCritic
+from rl_training.types import Decision, Memory, Observation, Spaces
+
+
+class RecurrentActor(NetworkActor):
+    """Samples from a policy that remembers. Stores log-probability and value like ActorCriticActor."""
+
+    model: RecurrentActorCritic
+
+    def __init__(self, spaces: Spaces, hp: Any, *, device: torch.device | str = "cpu") -> None:
+        model = RecurrentActorCritic(
+            spaces,
+            hp.hidden_sizes,
+            hp.activation,
+            cell=hp.cell,
+            recurrent_size=hp.recurrent_size,
+            critic_memory=hp.critic_memory,
+            log_std_init=hp.log_std_init,
+        )
+        super().__init__(model, spaces, hp, device=device)
+        self.forward = make_recurrent_forward(model)
+
+    def act(self, obs: Observation, memory: Memory, *, explore: bool, rng: np.random.Generator) -> Decision:
+        output, value, memory = self.forward(obs, self.checked(memory, obs))
+        policy = self.model.heads.acting_policy(output)
+        return decide(policy, value, memory, sample=explore or not self.hp.deterministic_eval, rng=rng)
+
+    def checked(self, memory: Memory, obs: Observation) -> Memory:
+        """The memory for observations [N, ...]; zeros where it is empty. Raises an InputError where it does not fit."""
+        rows = num_rows(obs)
+        shapes = {name: (rows, *shape) for name, shape in self.model.memory_shape().items()}
+        if not memory:
+            return {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
+        found = {name: tuple(part.shape) for name, part in memory.items()}
+        if found != shapes:
+            check_rows(len(next(iter(memory.values()))), obs)
+            raise InputError(f"a memory of shapes {found} is not one of this policy, whose shapes are {shapes}")
+        return memory
