@@ -15,6 +15,7 @@ import pytest
 import torch
 from filelock import FileLock
 
+from demonstrations_for_tests import random_demonstrations
 from rl_training import ALGORITHMS, TrainConfig
 from rl_training.runtime import run_evaluations
 
@@ -50,6 +51,14 @@ TINY: dict[str, dict[str, Any]] = {  # sizes that make an algorithm's run take a
         "prioritized": True,
     },
     "efficientzero": PLANNING | {"lstm_horizon": 2, "n_step_decay": 100, "lstm_size": 8, "projection_size": 8},
+    "gail": {
+        "num_steps": 16,
+        "num_minibatches": 2,
+        "update_epochs": 2,
+        "disc_hidden_sizes": [16],
+        "disc_updates": 2,
+        "disc_batch_size": 16,
+    },
     "gumbel_muzero": PLANNING,
     "muzero": PLANNING,
     "ppo": {"num_steps": 16, "num_minibatches": 2, "update_epochs": 2},
@@ -122,6 +131,9 @@ def tiny_config(tmp_path: Path) -> Any:
     """`tiny_config("ppo", clip_coef=0.3)`: a config of a few hundred steps; keys of TrainConfig go into `config`."""
 
     def make(algo: str, config: dict[str, Any] | None = None, **algo_kwargs: Any) -> TrainConfig:
+        if algo == "gail":
+            env_id, env_kwargs = (config or {}).get("env_id", ENVS[algo]), (config or {}).get("env_kwargs", {})
+            algo_kwargs = {"demonstrations": random_demonstrations(env_id, env_kwargs), **algo_kwargs}
         defaults = {
             "algo": algo,
             "env_id": ENVS[algo],

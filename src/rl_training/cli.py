@@ -166,6 +166,38 @@ def evaluate(
 
 
 @app.command()
+def demos(
+    run: RunArgument = None,
+    checkpoint: CheckpointOption = None,
+    out: Annotated[Path, typer.Option("--out", help="The npz file to write.")] = Path("demonstrations.npz"),
+    episodes: Annotated[int, _option("Number of episodes; default: 20.", "--episodes", min=1)] = 20,
+    seed: Annotated[int | None, _option("Seed of environments and actions; default: the run's.", min=0)] = None,
+    stochastic: Annotated[bool, _option("Sample actions, as in training.", "--stochastic")] = False,
+    task: Annotated[str | None, _option("The env_id to play, of a run in several.")] = None,
+    output_dir: Annotated[Path | None, _option("Folder in which latest is searched.")] = None,
+    device: DeviceOption = None,
+    allow_import: AllowImport = False,
+) -> None:
+    """Record episodes of a policy as demonstrations, for gail."""
+    from rl_training.runtime.demos import record_demonstrations
+
+    recorded = record_demonstrations(
+        _one_run(run, checkpoint, output_dir),
+        out,
+        num_episodes=episodes,
+        seed=seed,
+        stochastic=stochastic,
+        task=task,
+        device=device or "auto",
+        allow_import=_allow(allow_import),
+    )
+    print(f"episodes {len(recorded.episode_end)}, steps {recorded.num_steps:,}")
+    print(f"return   {recorded.returns.mean():.1f} ± {recorded.returns.std():.1f}")
+    print(f"length   {recorded.lengths.mean():.1f}")
+    print(f"wrote    {out}")
+
+
+@app.command()
 def resume(
     run: RunArgument = None,
     checkpoint: CheckpointOption = None,

@@ -16,7 +16,8 @@ import numpy as np
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode
 
-import rl_training.envs.board_games  # noqa: F401  registers its ids
+import rl_training.envs.board_games
+import rl_training.envs.classic  # noqa: F401  registers its ids
 from rl_training.config import AtariOptions, EnvOptions, InputError, MissingPackage, Wrappers
 from rl_training.envs import atari
 from rl_training.envs.backends import EnvPoolEnvs, Envs, SyncEnvs, VectorEnvs
