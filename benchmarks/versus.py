@@ -1,4 +1,4 @@
-"""Training beside Stable-Baselines3: fresh processes that take turns, CPU and wall seconds, a table and ratios.
+"""Training beside Stable-Baselines3 or sb3-contrib: fresh processes that take turns, CPU and wall seconds, a table and ratios.
 
 A benchmark is two programs. Each gets the number of steps and the seed as arguments, and prints a JSON object with
 `cpu`, `wall`, `steps` and `eval` as its last line. What comes before the clock starts, such as imports, is not counted.
@@ -36,7 +36,7 @@ print(json.dumps({"cpu": clock[0] - cpu, "wall": clock[1] - wall, "steps": clock
 THEIRS = """
 import json, sys, time
 import torch
-from stable_baselines3 import ALGORITHM as Algorithm
+from PACKAGE import ALGORITHM as Algorithm
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
 torch.set_num_threads(1)
@@ -54,9 +54,17 @@ def ours(config: dict, *, episodes: int = 30) -> str:
     return f"CONFIG, EPISODES = {config!r}, {episodes}\n{OURS}"
 
 
-def theirs(algorithm: str, env: str, num_envs: int, kwargs: dict, *, episodes: int = 30) -> str:
+def theirs(
+    algorithm: str,
+    env: str,
+    num_envs: int,
+    kwargs: dict,
+    *,
+    episodes: int = 30,
+    package: str = "stable_baselines3",
+) -> str:
     words = f"ENV, NUM_ENVS, KWARGS, EPISODES = {env!r}, {num_envs}, {kwargs!r}, {episodes}\n"
-    return words + THEIRS.replace("ALGORITHM", algorithm)
+    return words + THEIRS.replace("PACKAGE", package).replace("ALGORITHM", algorithm)
 
 
 def measure(code: str, steps: int, seed: int) -> dict[str, float]:
@@ -89,9 +97,11 @@ def compare(programs: dict[str, str], steps: int, repeats: int) -> None:
         print(f"ratio {label}: median {median(ratios):.2f} (pairs {min(ratios):.2f} to {max(ratios):.2f})")
 
 
-def main(description: str | None, ours: str, theirs: str, *, steps: int, repeats: int) -> None:
+def main(
+    description: str | None, ours: str, theirs: str, *, steps: int, repeats: int, peer: str = "stable-baselines3"
+) -> None:
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=steps)
     parser.add_argument("--repeats", type=int, default=repeats)
     args = parser.parse_args()
-    compare({"rl_training": ours, "stable-baselines3": theirs}, args.steps, args.repeats)
+    compare({"rl_training": ours, peer: theirs}, args.steps, args.repeats)

@@ -89,6 +89,14 @@ TINY: dict[str, dict[str, Any]] = {  # sizes that make an algorithm's run take a
         "priority_exponent": 0.6,
         "utd_ratio": 0.0625,
     },
+    "trpo": {
+        "num_steps": 16,
+        "max_kl": 0.2,  # so large that the line search takes shorter steps
+        "cg_damping": 0.01,
+        "cg_iterations": 5,
+        "critic_epochs": 2,
+        "critic_minibatches": 2,
+    },
 }
 ENVS = {  # one for each algorithm, of those that it can act in
     algo: "CartPole-v1" if "Discrete" in entry.recipe.actions else "Pendulum-v1" for algo, entry in ALGORITHMS.items()

@@ -122,6 +122,7 @@ def end_of(field):
 TIGHT = {  # limits that a run of 512 steps would not reach at their defaults
     "clip_coef": (0.01, 0.001),
     "clip_vf_coef": (0.02, 0.01),
+    "max_line_search_steps": (4, 1),
     "max_considered_actions": (2, 1),
     "max_grad_norm": (0.05, 0.01),
     "n_step_decay": (1000, 20),

@@ -106,7 +106,7 @@ class Wrappers(Options):
         None, description="normalize by running mean and variance, clip to ±10; default: for a2c, not on Atari"
     )
     normalize_reward: StrictBool | None = Field(
-        None, description="divide by the running deviation of the return; default: for ppo and a2c, not on Atari"
+        None, description="divide by the running deviation of the return; default: for ppo, a2c and trpo, not on Atari"
     )
 
 

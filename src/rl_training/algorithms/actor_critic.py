@@ -23,7 +23,7 @@ from rl_training.types import Batch, Fields, Metrics, Spaces
 
 
 @dataclass(frozen=True)
-class ActorCriticHyperparameters:
+class OnPolicyHyperparameters:
     num_steps: int = setting(128, "rollout length: env steps collected in each environment before an update", low=1)
     hidden_sizes: tuple[int, ...] = setting((64, 64), "hidden layer sizes; unused for a single image")
     activation: Literal["tanh", "relu", "elu", "silu"] = setting("tanh", "activation function of the hidden layers")
@@ -35,11 +35,17 @@ class ActorCriticHyperparameters:
     gamma: float = scalar(0.99, "discount factor", high=1.0)
     gae_lambda: float = scalar(0.95, "GAE lambda; 0: one-step TD advantage, 1: Monte Carlo advantage", high=1.0)
     ent_coef: float = scalar(0.0, "entropy bonus coefficient", atari=0.01)
+
+
+@dataclass(frozen=True)
+class ActorCriticHyperparameters(OnPolicyHyperparameters):
+    """Of algorithms that have one loss for policy and value function."""
+
     vf_coef: float = scalar(0.5, "value loss coefficient; the value loss is the mean squared error")
     max_grad_norm: float | None = scalar(0.5, "gradient clipping norm; None: no clipping")
 
 
-def actor_critic_fields(spaces: Spaces, hp: ActorCriticHyperparameters) -> Fields:
+def actor_critic_fields(spaces: Spaces, hp: OnPolicyHyperparameters) -> Fields:
     """A step also holds the log-probability of its action and the value of its state, at the time of acting."""
     return step_fields(spaces, {"logprob": NUMBER, "value": NUMBER})
 
@@ -47,7 +53,7 @@ def actor_critic_fields(spaces: Spaces, hp: ActorCriticHyperparameters) -> Field
 class ActorCriticLearner(Learner):
     actor: ActorCriticActor
 
-    def __init__(self, actor: ActorCriticActor, hp: ActorCriticHyperparameters, *, rng: np.random.Generator) -> None:
+    def __init__(self, actor: ActorCriticActor, hp: OnPolicyHyperparameters, *, rng: np.random.Generator) -> None:
         super().__init__(actor, hp, rng=rng)
         self.model = actor.model
         self.optimizers = self.make_optimizers(actor.parameters)

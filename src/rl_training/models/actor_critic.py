@@ -46,8 +46,21 @@ class ActorCritic(nn.Module):
     def forward(self, obs: TensorTree) -> tuple[Distribution, Tensor]:
         """(policies, values [B]) of observations [B, ...]."""
         features = self.encoder(obs)
-        policy = self.policy_head(self.policy_trunk(features))
-        return self.action_head.make(policy, self.log_std), self.value_of(features)
+        return self.policy_of(features), self.value_of(features)
+
+    def policy(self, obs: TensorTree) -> Distribution:
+        """The policies of observations [B, ...]."""
+        return self.policy_of(self.encoder(obs))
+
+    @torch.no_grad()
+    def fixed_policy(self, obs: TensorTree) -> Distribution:
+        """The policies of observations [B, ...] as they are now: nothing of them follows the parameters."""
+        output = self.policy_head(self.policy_trunk(self.encoder(obs)))
+        return self.action_head.make(output, None if self.log_std is None else self.log_std.clone())
+
+    def policy_of(self, features: Tensor) -> Distribution:
+        """The policies of features [B, size]."""
+        return self.action_head.make(self.policy_head(self.policy_trunk(features)), self.log_std)
 
     def acting_policy(self, output: Array) -> Distribution:
         """The policy given by outputs [N, action_head.size] of its network, on the CPU."""

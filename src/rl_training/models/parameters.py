@@ -45,6 +45,13 @@ class FlatParameters:
         places = zip(self.parameters, self.offsets, strict=True)
         return [vector.as_strided(p.shape, p.stride(), vector.storage_offset() + offset) for p, offset in places]
 
+    def pack(self, tensors: Iterable[Tensor]) -> Tensor:
+        """One vector of tensors with the parameters' shapes, such as their gradients."""
+        vector = torch.zeros_like(self.vector)
+        for view, tensor in zip(self.views(vector), tensors, strict=True):
+            view.copy_(tensor)
+        return vector
+
     def group(self, parameters: Sequence[nn.Parameter]) -> FlatParameters:
         """Consecutive parameters, as a slice of the same vectors."""
         begin = next(i for i, p in enumerate(self.parameters) if p is parameters[0])

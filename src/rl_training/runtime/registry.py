@@ -16,6 +16,7 @@ from rl_training.runtime.ppo_trainer import PPO_RECIPE, train_ppo
 from rl_training.runtime.recipe import Recipe
 from rl_training.runtime.sac_trainer import SAC_RECIPE, train_sac
 from rl_training.runtime.scalezero_trainer import SCALEZERO_RECIPE, train_scalezero
+from rl_training.runtime.trpo_trainer import TRPO_RECIPE, train_trpo
 
 
 class Entry(NamedTuple):
@@ -33,4 +34,5 @@ ALGORITHMS: dict[str, Entry] = {
     "ppo": Entry(PPO_RECIPE, train_ppo),
     "sac": Entry(SAC_RECIPE, train_sac),
     "scalezero": Entry(SCALEZERO_RECIPE, train_scalezero),
+    "trpo": Entry(TRPO_RECIPE, train_trpo),
 }
