@@ -51,14 +51,6 @@ TINY: dict[str, dict[str, Any]] = {  # sizes that make an algorithm's run take a
         "prioritized": True,
     },
     "efficientzero": PLANNING | {"lstm_horizon": 2, "n_step_decay": 100, "lstm_size": 8, "projection_size": 8},
-    "gail": {
-        "num_steps": 16,
-        "num_minibatches": 2,
-        "update_epochs": 2,
-        "disc_hidden_sizes": [16],
-        "disc_updates": 2,
-        "disc_batch_size": 16,
-    },
     "gumbel_muzero": PLANNING,
     "muzero": PLANNING,
     "ppo": {"num_steps": 16, "num_minibatches": 2, "update_epochs": 2},
@@ -98,6 +90,8 @@ TINY: dict[str, dict[str, Any]] = {  # sizes that make an algorithm's run take a
         "critic_minibatches": 2,
     },
 }
+DISCRIMINATOR = {"disc_hidden_sizes": [16], "disc_updates": 2, "disc_batch_size": 16}
+TINY["gail"] = TINY["ppo"] | DISCRIMINATOR
 ENVS = {  # one for each algorithm, of those that it can act in
     algo: "CartPole-v1" if "Discrete" in entry.recipe.actions else "Pendulum-v1" for algo, entry in ALGORITHMS.items()
 }
@@ -139,9 +133,11 @@ def tiny_config(tmp_path: Path) -> Any:
     """`tiny_config("ppo", clip_coef=0.3)`: a config of a few hundred steps; keys of TrainConfig go into `config`."""
 
     def make(algo: str, config: dict[str, Any] | None = None, **algo_kwargs: Any) -> TrainConfig:
+        sizes = TINY[algo]
         if algo == "gail":
             env_id, env_kwargs = (config or {}).get("env_id", ENVS[algo]), (config or {}).get("env_kwargs", {})
-            algo_kwargs = {"demonstrations": random_demonstrations(env_id, env_kwargs), **algo_kwargs}
+            sizes = TINY[algo_kwargs.get("generator", "ppo")] | DISCRIMINATOR
+            sizes = sizes | {"demonstrations": random_demonstrations(env_id, env_kwargs)}
         defaults = {
             "algo": algo,
             "env_id": ENVS[algo],
@@ -152,7 +148,7 @@ def tiny_config(tmp_path: Path) -> Any:
             "device": "cpu",
             "num_threads": 1,  # for larger networks a run would take all cores
         }
-        return TrainConfig(**{**defaults, **(config or {})}, algo_kwargs={**TINY[algo], **algo_kwargs})
+        return TrainConfig(**{**defaults, **(config or {})}, algo_kwargs={**sizes, **algo_kwargs})
 
     return make
 

@@ -19,6 +19,7 @@ from rl_training.algorithms.actor_critic import ActorCriticLearner
 from rl_training.algorithms.base import Learner, inherited, scalar, setting
 from rl_training.algorithms.optim import Adam, MeanMetrics, Optimizer, gradient_step
 from rl_training.algorithms.ppo import PPO, PPOHyperparameters
+from rl_training.algorithms.trpo import TRPO, TRPOHyperparameters
 from rl_training.config import ConfigError, InputError
 from rl_training.data.batch import flatten, to_device, tree_map
 from rl_training.data.demonstrations import Demonstrations
@@ -29,7 +30,7 @@ from rl_training.models.discriminator import Discriminator, Points, gradient_pen
 from rl_training.models.parameters import FlatParameters
 from rl_training.types import Batch, Metrics, State
 
-FOR_PPO = ("generator", "ppo")
+FOR_PPO, FOR_TRPO = ("generator", "ppo"), ("generator", "trpo")
 ROWS = 4096  # that the discriminator rates at a time: images take much memory
 LIMIT = 10.0  # of the normalised reward
 
@@ -39,7 +40,7 @@ class GAILHyperparameters(PPOHyperparameters):
     demonstrations: str | None = setting(
         None, "the expert's episodes: a file of `rl-training demos`, minari:NAME or a Minari folder"
     )
-    generator: Literal["ppo"] = setting("ppo", "algorithm that trains the policy")
+    generator: Literal["ppo", "trpo"] = setting("ppo", "algorithm that trains the policy")
     reward: Literal["softplus", "logit", "log_d"] = setting(
         "softplus", "learned reward: softplus -log(1 - D), always >= 0; logit: any sign; log_d log D, always <= 0"
     )
@@ -52,15 +53,25 @@ class GAILHyperparameters(PPOHyperparameters):
     disc_batch_size: int = scalar(256, "discriminator batch size: steps of the expert, and as many others", low=1)
     gradient_penalty: float = scalar(1.0, "gradient penalty coefficient of the discriminator; 0: none")
     disc_ent_coef: float = scalar(1e-3, "entropy bonus coefficient of the discriminator")
+    vf_coef: float = inherited(PPOHyperparameters, "vf_coef", needs=FOR_PPO)
+    max_grad_norm: float | None = inherited(PPOHyperparameters, "max_grad_norm", needs=FOR_PPO)
     clip_coef: float = inherited(PPOHyperparameters, "clip_coef", needs=FOR_PPO)
     clip_vf_coef: float | None = inherited(PPOHyperparameters, "clip_vf_coef", needs=FOR_PPO)
     target_kl: float | None = inherited(PPOHyperparameters, "target_kl", needs=FOR_PPO)
     update_epochs: int = inherited(PPOHyperparameters, "update_epochs", needs=FOR_PPO)
     num_minibatches: int = inherited(PPOHyperparameters, "num_minibatches", needs=FOR_PPO)
     normalize_advantage: bool = inherited(PPOHyperparameters, "normalize_advantage", needs=FOR_PPO)
+    max_kl: float = inherited(TRPOHyperparameters, "max_kl", needs=FOR_TRPO)
+    cg_iterations: int = inherited(TRPOHyperparameters, "cg_iterations", needs=FOR_TRPO)
+    cg_damping: float = inherited(TRPOHyperparameters, "cg_damping", needs=FOR_TRPO)
+    fisher_subsample: float = inherited(TRPOHyperparameters, "fisher_subsample", needs=FOR_TRPO)
+    max_line_search_steps: int = inherited(TRPOHyperparameters, "max_line_search_steps", needs=FOR_TRPO)
+    backtrack_coef: float = inherited(TRPOHyperparameters, "backtrack_coef", needs=FOR_TRPO)
+    critic_epochs: int = inherited(TRPOHyperparameters, "critic_epochs", needs=FOR_TRPO)
+    critic_minibatches: int = inherited(TRPOHyperparameters, "critic_minibatches", needs=FOR_TRPO)
 
 
-GENERATORS: dict[str, type[ActorCriticLearner]] = {"ppo": PPO}
+GENERATORS: dict[str, type[ActorCriticLearner]] = {"ppo": PPO, "trpo": TRPO}
 
 
 class GAIL(Learner):
