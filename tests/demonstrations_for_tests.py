@@ -6,10 +6,11 @@ import atexit
 import json
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 
 from rl_training.data.demonstrations import Demonstrations, file_content
@@ -32,14 +33,22 @@ def random_demonstrations(env_id: str, env_kwargs: Mapping[str, Any] | None = No
 
 
 def play_randomly(env_id: str, env_kwargs: Mapping[str, Any], num_steps: int) -> Demonstrations:
+    return play(env_id, env_kwargs, num_steps, lambda obs, space: np.asarray(space.sample())[None])
+
+
+def play(
+    env_id: str, env_kwargs: Mapping[str, Any], num_steps: int, choose: Callable[[Any, gym.Space], np.ndarray]
+) -> Demonstrations:
+    """choose: from observations [1, ...] and the action space to actions [1, ...]."""
     envs = make_envs(env_id, num_envs=1, seed=0, env_kwargs=env_kwargs, training=False)
     space = envs.single_action_space
     space.seed(0)
     obs, rows = copied(envs.reset()), []
     for _ in range(num_steps):
-        action = np.asarray(space.sample())[None]
+        action = choose(obs, space)
         result = envs.step(action)
-        rows.append((obs, copied(result.next_obs), action, result.reward, result.terminated, result.truncated))
+        flags = (result.reward.copy(), result.terminated.copy(), result.truncated.copy())  # valid until the next step
+        rows.append((obs, copied(result.next_obs), action, *flags))
         obs = copied(result.obs)
     envs.close()
     columns = {name: together([row[i] for row in rows]) for i, name in enumerate(NAMES)}
