@@ -56,6 +56,15 @@ def record_demonstrations(
     return demonstrations
 
 
+def describe(demonstrations: Demonstrations) -> str:
+    returns, lengths = demonstrations.returns, demonstrations.lengths
+    return (
+        f"episodes {len(lengths)}, steps {demonstrations.num_steps:,}\n"
+        f"return   {returns.mean():.1f} ± {returns.std():.1f}\n"
+        f"length   {lengths.mean():.1f}"
+    )
+
+
 def play(player: Player, config: TrainConfig, number: int, num_episodes: int, *, explore: bool) -> Demonstrations:
     """The episodes of each environment, one environment after the other."""
     remaining = shares(num_episodes)
