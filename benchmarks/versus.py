@@ -1,4 +1,4 @@
-"""Training beside Stable-Baselines3 or sb3-contrib: fresh processes that take turns, CPU and wall seconds, a table and ratios.
+"""Training beside Stable-Baselines3 or sb3-contrib: fresh processes that take turns, their seconds, a table and ratios.
 
 A benchmark is two programs. Each gets the number of steps and the seed as arguments, and prints a JSON object with
 `cpu`, `wall`, `steps` and `eval` as its last line. What comes before the clock starts, such as imports, is not counted.

@@ -55,6 +55,7 @@ def test_the_exploration_of_atari_takes_its_own_share_of_training():
         ("a2c", {"normalize_observation": False}, {"normalize_reward": True}),
         ("ppo", {"normalize_reward": False}, {}),
         ("ppo", {"atari": True, "frame_stack": 4}, {}),
+        ("trpo", {}, {"normalize_reward": True}),
         ("dqn", {}, {}),
     ],
 )

@@ -141,7 +141,7 @@ def test_the_guard_on_memory_knows_what_will_be_allocated(case: str, monkeypatch
         off_policy.make_replay(run)
 
 
-@pytest.mark.parametrize("algo", ["ppo", "a2c"])
+@pytest.mark.parametrize("algo", ["ppo", "a2c", "trpo"])
 @pytest.mark.parametrize("action", [Discrete(3), CONTINUOUS, MultiBinary(2), gym.spaces.MultiDiscrete([2, 3])], ids=str)
 def test_what_an_actor_critic_declares_is_what_it_gives(algo: str, action: gym.Space) -> None:
     recipe, spaces = ALGORITHMS[algo].recipe, Spaces(VECTOR, action)

@@ -8,6 +8,7 @@ from rl_training import TrainConfig, train
 
 SHORT = {  # env steps, environments, bar, what learns fast
     "ppo": (25_000, 8, 300, {"num_steps": 32, "num_minibatches": 1, "update_epochs": 10, "gae_lambda": 0.9}),
+    "trpo": (25_000, 8, 300, {"num_steps": 64, "max_kl": 0.02, "critic_minibatches": 4}),
     "a2c": (60_000, 8, 150, {"gae_lambda": 0.9}),
     "dqn": (12_000, 1, 100, {"double": True, "n_step": 3, "target_update_interval": 200, "utd_ratio": 0.5}),
 }

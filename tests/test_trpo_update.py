@@ -211,7 +211,7 @@ def torchs_hessian_product(trpo: TRPO, obs: Tensor) -> Any:
 
 
 @discrete_and_continuous
-@pytest.mark.parametrize(("max_kl", "cg_damping"), [(0.01, 0.1), (0.5, 1e-3)], ids=["whole step", "backtracks"])
+@pytest.mark.parametrize(("max_kl", "cg_damping"), [(0.01, 0.1), (2.0, 1e-3)], ids=["whole step", "backtracks"])
 def test_an_update_is_that_of_sb3_contrib(
     spaces: Spaces, max_kl: float, cg_damping: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -225,7 +225,9 @@ def test_an_update_is_that_of_sb3_contrib(
     monkeypatch.setattr(torch, "randn_like", torch.zeros_like)  # they start conjugate gradient from noise
     kl = their_module.kl_divergence
     monkeypatch.setattr(their_module, "kl_divergence", lambda new, old: kl(old, new))  # theirs is KL(new || old)
-    ours = make_trpo(spaces, max_kl=max_kl, cg_damping=cg_damping, cg_iterations=9, critic_epochs=5, critic_minibatches=1)
+    ours = make_trpo(
+        spaces, max_kl=max_kl, cg_damping=cg_damping, cg_iterations=9, critic_epochs=5, critic_minibatches=1
+    )
     rollout = random_rollout(ours, spaces, num_steps=num_steps, num_envs=num_envs)
     theirs = TheirTRPO(
         "MlpPolicy",
@@ -250,8 +252,15 @@ def test_an_update_is_that_of_sb3_contrib(
     assert (policy_bits(ours) - policy).abs().max() > 0.01
     assert (critic_bits(ours) - critic).abs().max() > 0.003
     assert metrics["value_loss"] == pytest.approx(theirs.logger.name_to_value["train/value_loss"], rel=1e-4)
-    for parameter, expected in zip(ours.model.parameters(), their_parameters(theirs.policy), strict=True):
-        torch.testing.assert_close(parameter, expected, atol=1e-4, rtol=0)
+    copy = make_trpo(spaces)
+    for parameter, expected in zip(copy.model.parameters(), their_parameters(theirs.policy), strict=True):
+        parameter.data.copy_(expected)
+    torch.testing.assert_close(critic_bits(ours), critic_bits(copy), atol=1e-5, rtol=0)
+    # One step size fewer would be a quarter more; rounding in conjugate gradient grows with the step.
+    moved = (policy_bits(copy) - policy).norm()
+    assert (policy_bits(ours) - policy_bits(copy)).norm() < (1e-3 if max_kl > 0.1 else 1e-4) * moved
+    if max_kl < 0.1:
+        torch.testing.assert_close(policy_bits(ours), policy_bits(copy), atol=1e-4, rtol=0)
 
 
 @discrete_and_continuous

@@ -35,7 +35,9 @@ class TRPOHyperparameters(OnPolicyHyperparameters):
     max_kl: float = scalar(0.01, "trust region: limit of the mean KL(old || new) of an update")
     cg_iterations: int = scalar(15, "conjugate gradient iterations, each with one Fisher-vector product", low=1)
     cg_damping: float = scalar(0.1, "this times the identity is added to the Fisher matrix")
-    fisher_subsample: float = scalar(1.0, "share of the rollout that the Fisher matrix is taken from", low=0.01, high=1)
+    fisher_subsample: float = scalar(
+        1.0, "share of the rollout that the Fisher matrix is taken from", low=0.01, high=1.0, atari=0.2
+    )
     max_line_search_steps: int = scalar(10, "most step sizes that the line search tries", low=1)
     backtrack_coef: float = scalar(0.8, "factor from one step size of the line search to the next", high=1.0)
     critic_epochs: int = scalar(10, "epochs (passes over the rollout) of the critic per update", low=1)
