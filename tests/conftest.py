@@ -18,6 +18,7 @@ from filelock import FileLock
 from demonstrations_for_tests import random_demonstrations
 from rl_training import ALGORITHMS, TrainConfig
 from rl_training.runtime import run_evaluations
+from rl_training.runtime.hyperparameters import hyperparameters_of
 
 REPOSITORY = Path(__file__).parents[1]
 PLANNING: dict[str, Any] = {
@@ -95,6 +96,12 @@ TINY["gail"] = TINY["ppo"] | DISCRIMINATOR
 ENVS = {  # one for each algorithm, of those that it can act in
     algo: "CartPole-v1" if "Discrete" in entry.recipe.actions else "Pendulum-v1" for algo, entry in ALGORITHMS.items()
 }
+
+
+def learning_rates(algo: str, value: Any) -> dict[str, Any]:
+    """The same value for every learning rate that does not follow another by default."""
+    fields = hyperparameters_of(ALGORITHMS[algo].recipe.hyperparameters).values()
+    return {f.name: value for f in fields if f.name.endswith("learning_rate") and f.default is not None}
 
 
 def pytest_configure() -> None:
