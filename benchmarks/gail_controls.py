@@ -2,7 +2,6 @@
 
 expert   20 episodes of the policy that configs/ppo/cartpole.yaml trains
 random   as many steps of a random policy
-swapped  the expert's states with the other action
 zeros    all observations and actions 0
 
 python benchmarks/gail_controls.py --seeds 0 1 2
@@ -39,7 +38,6 @@ def variants(folder: Path) -> dict[str, Demonstrations]:
     return {
         "expert": expert,
         "random": random,
-        "swapped": dataclasses.replace(expert, action=1 - expert.action),
         "zeros": dataclasses.replace(expert, obs=np.zeros_like(expert.obs), action=np.zeros_like(expert.action)),
     }
 

@@ -85,6 +85,18 @@ def assert_equal(one, other):
         assert one == other
 
 
+def test_the_expert_is_seen_as_the_policy_sees(tiny_config):
+    """The run's own normaliser, whose statistics move while it trains; without one, observations stay as they are."""
+    seen = []
+    note = lambda run: seen.append((run.learner.normalizer, run.source.normalizers[0]))  # noqa: E731
+    wrappers = {"env_kwargs": {"wrappers": {"normalize_observation": True}}}
+    for env in (wrappers, {}):
+        train(tiny_config("gail", {"total_timesteps": 32, **env}), callbacks=[note], progress="silent")
+    (one, other), (none, nothing) = seen
+    assert one is other is not None
+    assert none is nothing is None
+
+
 class Punished(gym.RewardWrapper):
     def reward(self, reward):
         return -100 * reward

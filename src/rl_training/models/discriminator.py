@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TypeAlias, cast
 
 import gymnasium as gym
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -68,8 +69,8 @@ class Discriminator(nn.Module):
 
     def use_statistics(self, mean: Array, std: Array) -> None:
         """The mean and deviation [D] of the vector."""
-        self.mean.copy_(torch.as_tensor(mean))
-        self.scale.copy_(torch.as_tensor(1.0 / std))
+        self.mean.copy_(torch.from_numpy(mean.astype(np.float32)))
+        self.scale.copy_(torch.from_numpy((1.0 / std).astype(np.float32)))
 
     def _cnns(self) -> list[NatureCNN]:
         return cast(list[NatureCNN], list(self.images))
