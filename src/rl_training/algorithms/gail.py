@@ -28,6 +28,7 @@ from rl_training.data.rollout import Rollout
 from rl_training.envs.demonstrations import in_model_spaces
 from rl_training.models.discriminator import Discriminator, Points, gradient_penalty, interpolate
 from rl_training.models.parameters import FlatParameters
+from rl_training.ops.distributions import Bernoulli
 from rl_training.types import Batch, Metrics, State
 
 FOR_PPO, FOR_TRPO = ("generator", "ppo"), ("generator", "trpo")
@@ -167,7 +168,7 @@ class GAIL(Learner):
         logit = self.discriminator(tuple(torch.cat(pair) for pair in zip(expert, generated, strict=True)))
         real, fake = logit.chunk(2)
         cross_entropy = 0.5 * (F.softplus(-real).mean() + F.softplus(fake).mean())
-        entropy = bernoulli_entropy(logit).mean()
+        entropy = Bernoulli(logit.unsqueeze(-1)).entropy().mean()
         loss = cross_entropy - hp.disc_ent_coef * entropy
         if hp.gradient_penalty:
             penalty = gradient_penalty(self.discriminator, interpolate(expert, generated, weight))
@@ -226,8 +227,3 @@ def learned_reward(logit: Tensor, form: str) -> Tensor:
     it: a policy then survives, or ends the episode, without looking like the expert. The second has no such bias.
     """
     return {"softplus": F.softplus(logit), "logit": logit, "log_d": -F.softplus(-logit)}[form]
-
-
-def bernoulli_entropy(logit: Tensor) -> Tensor:
-    """The entropy of a coin with this logit."""
-    return F.softplus(logit) - logit.sigmoid() * logit
