@@ -56,9 +56,10 @@ def setting(
 
 
 def inherited(hyperparameters: type, name: str, *, needs: tuple[str, Any]) -> Any:
-    """Declare a field of another class again, as one that `needs` another hyperparameter."""
+    """Declare a field of another class again, as one that `needs` another hyperparameter; its help names the value."""
     field = next(f for f in dataclasses.fields(hyperparameters) if f.name == name)
-    return dataclasses.field(default=field.default, metadata={**field.metadata, "needs": needs})
+    metadata = {**field.metadata, "needs": needs, "help": f"{needs[1]}: {field.metadata['help']}"}
+    return dataclasses.field(default=field.default, metadata=metadata)
 
 
 def without_effect(needs: tuple[str, Any]) -> str:
