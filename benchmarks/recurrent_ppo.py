@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from versus import main, ours, theirs
 
-ENV = "rl_training.envs.no_velocity:CartPoleNoVelocity-v1"
+ENV = "rl_training.envs.classic:CartPoleNoVelocity-v1"
 SHARED = {
     "learning_rate": 3e-4,
     "gamma": 0.99,

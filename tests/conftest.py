@@ -15,8 +15,10 @@ import pytest
 import torch
 from filelock import FileLock
 
+from demonstrations_for_tests import random_demonstrations
 from rl_training import ALGORITHMS, TrainConfig
 from rl_training.runtime import run_evaluations
+from rl_training.runtime.hyperparameters import hyperparameters_of
 
 REPOSITORY = Path(__file__).parents[1]
 PLANNING: dict[str, Any] = {
@@ -106,9 +108,17 @@ TINY: dict[str, dict[str, Any]] = {  # sizes that make an algorithm's run take a
         "critic_minibatches": 2,
     },
 }
+DISCRIMINATOR = {"disc_hidden_sizes": [16], "disc_updates": 2, "disc_batch_size": 16}
+TINY["gail"] = TINY["ppo"] | DISCRIMINATOR
 ENVS = {  # one for each algorithm, of those that it can act in
     algo: "CartPole-v1" if "Discrete" in entry.recipe.actions else "Pendulum-v1" for algo, entry in ALGORITHMS.items()
 }
+
+
+def learning_rates(algo: str, value: Any) -> dict[str, Any]:
+    """The same value for every learning rate that does not follow another by default."""
+    fields = hyperparameters_of(ALGORITHMS[algo].recipe.hyperparameters).values()
+    return {f.name: value for f in fields if f.name.endswith("learning_rate") and f.default is not None}
 
 
 def pytest_configure() -> None:
@@ -147,6 +157,11 @@ def tiny_config(tmp_path: Path) -> Any:
     """`tiny_config("ppo", clip_coef=0.3)`: a config of a few hundred steps; keys of TrainConfig go into `config`."""
 
     def make(algo: str, config: dict[str, Any] | None = None, **algo_kwargs: Any) -> TrainConfig:
+        sizes = TINY[algo]
+        if algo == "gail":
+            env_id, env_kwargs = (config or {}).get("env_id", ENVS[algo]), (config or {}).get("env_kwargs", {})
+            sizes = TINY[algo_kwargs.get("generator", "ppo")] | DISCRIMINATOR
+            sizes = sizes | {"demonstrations": random_demonstrations(env_id, env_kwargs)}
         defaults = {
             "algo": algo,
             "env_id": ENVS[algo],
@@ -157,7 +172,7 @@ def tiny_config(tmp_path: Path) -> Any:
             "device": "cpu",
             "num_threads": 1,  # for larger networks a run would take all cores
         }
-        return TrainConfig(**{**defaults, **(config or {})}, algo_kwargs={**TINY[algo], **algo_kwargs})
+        return TrainConfig(**{**defaults, **(config or {})}, algo_kwargs={**sizes, **algo_kwargs})
 
     return make
 

@@ -141,16 +141,24 @@ SCALARS = [
 FIXED = {}
 
 
+def what_it_needs(algo, field):
+    """The setting without which a number has no effect, where a tiny run does not have it."""
+    declared = hyperparameters_of(ALGORITHMS[algo].recipe.hyperparameters)
+    values = {name: each.default for name, each in declared.items()} | TINY[algo]
+    return {} if field.has_effect(values) else dict([field.needs])
+
+
 def fixed_run(tiny_config, algo, name, start):
     """(metrics, weights) of a run with a number at `start`; one run serves all numbers that are there anyway."""
     field = hyperparameters_of(ALGORITHMS[algo].recipe.hyperparameters)[name]
-    anyway = field.schedule is None and start == TINY[algo].get(name, field.default)
+    needs = what_it_needs(algo, field)
+    anyway = field.schedule is None and start == TINY[algo].get(name, field.default) and not needs
     key = algo if anyway else (algo, name)
     if key not in FIXED:
         if anyway:
             result = trained(tiny_config, algo, total_timesteps=512)
         else:
-            result = quiet(tiny_config(algo, {"total_timesteps": 512}, **{name: start}))
+            result = quiet(tiny_config(algo, {"total_timesteps": 512}, **needs, **{name: start}))
         FIXED[key] = result.metrics, weights(result.checkpoint_path)
     return FIXED[key]
 
@@ -165,7 +173,8 @@ def test_every_scalar_can_be_scheduled_is_logged_and_matters(algo, name, tiny_co
     start, end = TIGHT.get(name, (start, end))
     metrics, fixed = fixed_run(tiny_config, algo, name, start)
     schedule = {"kind": "linear", "start": start, "end": end}
-    scheduled = quiet(tiny_config(algo, {"total_timesteps": 512}, **{name: schedule}))
+    needs = what_it_needs(algo, field)
+    scheduled = quiet(tiny_config(algo, {"total_timesteps": 512}, **needs, **{name: schedule}))
     assert metrics[name] == pytest.approx(start)
     assert scheduled.metrics[name] == pytest.approx(end)
     assert not same(fixed, weights(scheduled.checkpoint_path))

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from conftest import ENVS, TINY
+from demonstrations_for_tests import random_demonstrations
 from rl_training import ALGORITHMS, ConfigError, TrainConfig, evaluate_checkpoint, load_config, train
 from rl_training.config import InputError
 from rl_training.runtime import limits
@@ -24,6 +25,7 @@ def little_memory(monkeypatch):
 
 def refusal(tmp_path, algo, config=None, **kwargs) -> str:
     """The error of a run that must leave no folder behind."""
+    kwargs = {"demonstrations": random_demonstrations(ENVS[algo]), **kwargs} if algo == "gail" else kwargs
     data = {"algo": algo, "env_id": ENVS[algo], "total_timesteps": 256, "num_envs": 2, "output_dir": tmp_path / "runs"}
     with pytest.raises(InputError) as caught:
         train({**data, **(config or {}), "algo_kwargs": {**TINY[algo], **kwargs}}, progress="silent")
@@ -66,6 +68,7 @@ def test_a_checkpoint_of_a_larger_machine_is_evaluated_all_the_same(tiny_config,
         ("muzero", {"unroll_steps": 10**9}, "a batch (batch_size 8 x unroll_steps 1,000,000,000)"),
         ("muzero", {"value_limit": 10**9}, "a gradient step (batch_size 8 x value_limit 1,000,000,000)"),
         ("scalezero", {"batch_size": 10**9}, "algo_kwargs.batch_size: a batch"),
+        ("gail", {"disc_batch_size": 10**9}, "algo_kwargs.disc_batch_size: a batch of the discriminator"),
     ],
 )
 def test_arrays_beyond_memory_are_refused(tmp_path, little_memory, algo, kwargs, expected):

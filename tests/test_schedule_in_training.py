@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from conftest import TINY
+from conftest import TINY, learning_rates
 from rl_training import ALGORITHMS, resume_training, train
 from rl_training.algorithms.optim import Adam, RMSprop
 from rl_training.runtime import setup
@@ -53,7 +53,8 @@ def test_every_gradient_step_has_the_learning_rate_of_its_step(algo, tiny_config
         seen.extend((run.step, lr) for lr in used)
         used.clear()
 
-    train(tiny_config(algo, {"total_timesteps": 192}, **KWARGS), callbacks=[note], progress="silent")
+    kwargs = KWARGS | learning_rates(algo, KWARGS["learning_rate"])
+    train(tiny_config(algo, {"total_timesteps": 192}, **kwargs), callbacks=[note], progress="silent")
     assert len(seen) >= 8
     assert seen == [(step, pytest.approx(expected(step, 192)[1], rel=1e-9)) for step, _ in seen]
 

@@ -360,7 +360,7 @@ def test_the_critic_never_moves_the_policy_nor_the_policy_the_critic(spaces: Spa
     error = [(x - data["target"]).square().mean() for x in (trpo.values(obs), values)]
     assert error[0] < error[1]
     critic = critic_bits(trpo)
-    batch = {**flatten(data), "advantage": normalize(data["advantage"].flatten())}
+    batch = {**data, "advantage": normalize(data["advantage"])}
     assert trpo.improve_policy(batch, MeanMetrics())
     assert torch.equal(critic_bits(trpo), critic)
     assert not torch.equal(policy_bits(trpo), policy)

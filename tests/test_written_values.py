@@ -8,7 +8,7 @@ import json
 import numpy as np
 import pytest
 
-from conftest import TINY
+from conftest import TINY, learning_rates
 from rl_training import ALGORITHMS, load_policy, resume_training, train
 from rl_training.algorithms.optim import Adam, RMSprop
 from rl_training.algorithms.ppo import PPO
@@ -61,8 +61,8 @@ def test_every_update_after_a_write_uses_the_written_value(algo, tiny_config, mo
         seen.extend((run.step, lr) for lr in used)
         used.clear()
 
-    config = tiny_config(algo, {"log_interval": 32}, learning_rate=FALLING)
-    result = quiet(config, note, write_at(128, learning_rate=5e-4))
+    config = tiny_config(algo, {"log_interval": 32}, **learning_rates(algo, FALLING))
+    result = quiet(config, note, write_at(128, **learning_rates(algo, 5e-4)))
     written = next(step for step, _ in seen if step > 128)
     assert {lr for step, lr in seen if step > 128} == {5e-4}
     assert 5e-4 not in {lr for step, lr in seen if step < written}

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         resolve_num_simulations,
         resolve_temperature,
     )
+    from rl_training.runtime.demos import record_demonstrations
     from rl_training.runtime.loading import load_config
     from rl_training.runtime.metadata import latest_run
     from rl_training.runtime.outcome import TrainingFailed, TrainingInterrupted, TrainResult
@@ -38,6 +39,7 @@ _HOMES = {
     "resolve_entropy_coefficient": "runtime.controls",
     "resolve_num_simulations": "runtime.controls",
     "resolve_temperature": "runtime.controls",
+    "record_demonstrations": "runtime.demos",
     "load_config": "runtime.loading",
     "latest_run": "runtime.metadata",
     "Policy": "runtime.policy",
@@ -66,6 +68,7 @@ __all__ = [
     "load_config",
     "load_policy",
     "predict_checkpoint",
+    "record_demonstrations",
     "resolve_clip_coefficient",
     "resolve_entropy_coefficient",
     "resolve_num_simulations",

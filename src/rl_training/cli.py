@@ -30,7 +30,9 @@ class Commands(TyperGroup):
             result = getattr(error, "result", None)
             if result is None:
                 _exit("interrupted; nothing was saved since the last checkpoint", 130)
-            _exit(f"{error}\nresume with: {_command('resume', result.run_dir)}", 130)
+            from rl_training.runtime.commands import command
+
+            _exit(f"{error}\nresume with: {command('resume', result.run_dir)}", 130)
         except (ValueError, ArithmeticError, RuntimeError) as error:
             from rl_training.config import InputError
             from rl_training.runtime.metrics import TrainingDiverged
@@ -163,6 +165,35 @@ def evaluate(
     width = max([18, *map(len, metrics)])
     for name, value in metrics.items():
         print(f"{name:<{width}} {value:g}")
+
+
+@app.command()
+def demos(
+    run: RunArgument = None,
+    checkpoint: CheckpointOption = None,
+    out: Annotated[Path, typer.Option("--out", help="The npz file to write.")] = Path("demonstrations.npz"),
+    episodes: Annotated[int, _option("Number of episodes; default: 20.", "--episodes", min=1)] = 20,
+    seed: Annotated[int | None, _option("Seed of environments and actions; default: the run's.", min=0)] = None,
+    stochastic: Annotated[bool, _option("Sample actions, as in training.", "--stochastic")] = False,
+    task: Annotated[str | None, _option("The env_id to play, of a run in several.")] = None,
+    output_dir: Annotated[Path | None, _option("Folder in which latest is searched.")] = None,
+    device: DeviceOption = None,
+    allow_import: AllowImport = False,
+) -> None:
+    """Record episodes of a policy as demonstrations, for gail."""
+    from rl_training.runtime.demos import describe, record_demonstrations
+
+    recorded = record_demonstrations(
+        _one_run(run, checkpoint, output_dir),
+        out,
+        num_episodes=episodes,
+        seed=seed,
+        stochastic=stochastic,
+        task=task,
+        device=device or "auto",
+        allow_import=_allow(allow_import),
+    )
+    print(f"{describe(recorded)}\nwrote    {out}")
 
 
 @app.command()
@@ -361,6 +392,7 @@ def _allow(allow_import: bool) -> bool:
 
 
 def _summarize(result: TrainResult, output_dir: Path) -> None:
+    from rl_training.runtime.commands import command, program
     from rl_training.runtime.evaluation import describe_evaluation
     from rl_training.runtime.progress import summary
 
@@ -376,38 +408,11 @@ def _summarize(result: TrainResult, output_dir: Path) -> None:
             "checkpoint": str(result.checkpoint_path),
         },
         {
-            "evaluate": _command("eval", result.run_dir, "--num-episodes", 100),
-            "resume": _command("resume", result.run_dir, "--total-timesteps", total, *extend),
-            "curves": f"{_program('tensorboard')} --logdir {shlex.quote(str(output_dir))}",
+            "evaluate": command("eval", result.run_dir, "--num-episodes", 100),
+            "resume": command("resume", result.run_dir, "--total-timesteps", total, *extend),
+            "curves": f"{program('tensorboard')} --logdir {shlex.quote(str(output_dir))}",
         },
     )
-
-
-def _command(*arguments: Any) -> str:
-    """A command to copy, with --allow-import if it names a run that needs it."""
-    imports = any(_imports_a_module(path) for path in arguments if isinstance(path, Path))
-    return f"{_program('rl-training')} {shlex.join([*map(str, arguments), *(['--allow-import'] if imports else [])])}"
-
-
-def _imports_a_module(run_dir: Path) -> bool:
-    """Whether an env_id of the run has the form module:id."""
-    from rl_training.config import InputError, read_document
-
-    try:
-        env_id = read_document((run_dir / "config.yaml").read_text(encoding="utf-8"), "config.yaml").data["env_id"]
-    except (OSError, InputError, KeyError):  # the command is only a hint: no reason to fail
-        return False
-    return any(":" in name for name in ([env_id] if isinstance(env_id, str) else env_id))
-
-
-def _program(name: str) -> str:
-    """How to call a program here: by name if it is on the PATH, else by its path."""
-    import shutil
-
-    beside = Path(sys.executable).parent / name
-    if shutil.which(name) or not beside.exists():
-        return name
-    return os.path.relpath(beside)
 
 
 def _prepare_output() -> None:

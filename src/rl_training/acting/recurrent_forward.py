@@ -8,7 +8,8 @@ from typing import TypeAlias
 import numpy as np
 import torch
 
-from rl_training.acting.forward import NumpyMLP, flat, to_tensors
+from rl_training.acting.forward import NumpyMLP, flat
+from rl_training.data.batch import to_tensors
 from rl_training.models.recurrent import RecurrentActorCritic, RecurrentCore
 from rl_training.types import Array, Memory, Observation
 

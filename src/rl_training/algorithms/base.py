@@ -55,6 +55,20 @@ def setting(
     return dataclasses.field(default=default, metadata=metadata)
 
 
+def inherited(hyperparameters: type, name: str, *, needs: tuple[str, Any]) -> Any:
+    """Declare a field of another class again, as one that `needs` another hyperparameter; its help names the value."""
+    field = next(f for f in dataclasses.fields(hyperparameters) if f.name == name)
+    metadata = {**field.metadata, "needs": needs, "help": f"{needs[1]}: {field.metadata['help']}"}
+    return dataclasses.field(default=field.default, metadata=metadata)
+
+
+def without_effect(needs: tuple[str, Any]) -> str:
+    """The error of giving a hyperparameter whose `needs` are not met."""
+    other, value = needs
+    words = {None: "auto", True: "true", False: "false"}
+    return f"has no effect without {other}: {words.get(value, value)}"
+
+
 def scalar_names(hyperparameters: type) -> tuple[str, ...]:
     """The schedulable fields of a Hyperparameters class, in order of declaration."""
     return tuple(f.name for f in dataclasses.fields(hyperparameters) if f.metadata.get("scalar"))
@@ -74,8 +88,7 @@ def checked_scalar(hp: Any, name: str, value: Any) -> float | int | None:
     if value is None and type(None) in types:
         return None
     if field.metadata.get("needs") and getattr(hp, field.metadata["needs"][0]) != field.metadata["needs"][1]:
-        other, wanted = field.metadata["needs"]
-        raise InputError(f"{name} has no effect without {other}: {'auto' if wanted is None else 'true'}")
+        raise InputError(f"{name} {without_effect(field.metadata['needs'])}")
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise InputError(f"{name} should be a number, got {value!r}")
     if not low <= value <= high or not math.isfinite(value):

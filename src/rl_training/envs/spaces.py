@@ -169,3 +169,12 @@ def _scaled(space: spaces.Box) -> tuple[ActionMap, gym.Space]:
         return np.asarray(np.minimum(np.maximum(scaled, low), high), dtype)  # rounding may cross a bound
 
     return scale, spaces.Box(-1.0, 1.0, space.shape, np.float32)
+
+
+def sizes(space: gym.Space) -> Any:
+    """The properties of a space that a model depends on, which the bounds of a Box are not."""
+    if isinstance(space, spaces.Dict):
+        return {key: sizes(part) for key, part in space.spaces.items()}
+    if isinstance(space, spaces.Box):
+        return (space.shape, space.dtype)
+    return space

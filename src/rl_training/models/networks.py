@@ -89,8 +89,14 @@ class NatureCNN(nn.Module):
         self.convolutions.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # 1.4 times as fast on CPUs
 
     def forward(self, obs: Tensor) -> Tensor:
-        image = self.to_channels(obs).to(torch.float32, memory_format=torch.channels_last).div_(255)
-        return cast(Tensor, self.dense(self.convolutions(image)))
+        return self.features(self.pixels(obs))
+
+    def pixels(self, obs: Tensor) -> Tensor:
+        """Images [B, ...] as floats [B, C, H, W] in [0, 1]."""
+        return self.to_channels(obs).to(torch.float32, memory_format=torch.channels_last).div_(255)
+
+    def features(self, pixels: Tensor) -> Tensor:
+        return cast(Tensor, self.dense(self.convolutions(pixels)))
 
 
 def channels_first(shape: tuple[int, ...], *, last: bool) -> tuple[Callable[[Tensor], Tensor], tuple[int, int, int]]:

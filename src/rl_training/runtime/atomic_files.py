@@ -6,7 +6,9 @@ import os
 import re
 import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, BinaryIO
 
 try:
     import fcntl
@@ -17,13 +19,17 @@ HIDDEN = re.compile(r"\..+\.\d+-[0-9a-f]+\.tmp")  # made by `hidden_name`; other
 
 
 def write_text_atomic(path: Path, text: str) -> Path:
-    """Readers see the old content or the new one, also after a crash."""
+    return write_atomic(path, lambda file: file.write(text.encode()))
+
+
+def write_atomic(path: Path, write: Callable[[BinaryIO], Any]) -> Path:
+    """Call `write` with a file. Readers see the old content or the new one, also after a crash."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with open(temporary, "w", encoding="utf-8", newline="\n") as file:
-            file.write(text)
+        with open(temporary, "wb") as file:
+            write(file)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
-from rl_training.algorithms.base import checked_scalar, scalar_names
+from rl_training.algorithms.base import checked_scalar, scalar_names, without_effect
 from rl_training.config import FIXED, ConfigError, InputError, Problem, TrainConfig, problems_of, shown, unknown_key
 from rl_training.runtime.hyperparameters import PARTS, Hyperparameter, adapter, hyperparameters_of, is_given, names_of
 from rl_training.runtime.schedules import ALL_FIELDS, KINDS, SYNONYMS, Constant, Schedule, Warmup, parse_schedule
@@ -106,7 +106,8 @@ def read_hyperparameters(
     values: dict[str, Any] = {}
     schedules: dict[str, Schedule] = {}
     problems = unknown_keys(declared, kwargs) + unused_sources(declared, kwargs)
-    for name, hyperparameter in declared.items():
+    needed_first = sorted(declared.items(), key=lambda item: item[1].needs is not None)
+    for name, hyperparameter in needed_first:
         try:
             if not hyperparameter.has_effect(values):
                 values[name] = read_without_effect(hyperparameter, kwargs)
@@ -121,7 +122,7 @@ def read_hyperparameters(
             problems += error.problems
     if problems:
         raise ConfigError(Problem(("algo_kwargs", *p.path), p.message) for p in problems)
-    return values, schedules
+    return values, {name: schedules[name] for name in declared if name in schedules}
 
 
 def unknown_keys(declared: Mapping[str, Hyperparameter], kwargs: Mapping[str, Any]) -> list[Problem]:
@@ -146,8 +147,7 @@ def read_without_effect(hyperparameter: Hyperparameter, kwargs: Mapping[str, Any
     assert hyperparameter.needs is not None
     for key in (hyperparameter.name + part for part in PARTS):
         if kwargs.get(key) not in (None, "auto"):
-            other, value = hyperparameter.needs
-            raise ConfigError.of(f"has no effect without {other}: {'auto' if value is None else 'true'}", key)
+            raise ConfigError.of(without_effect(hyperparameter.needs), key)
     return None if hyperparameter.is_scalar else hyperparameter.default
 
 

@@ -6,15 +6,13 @@ from collections.abc import Callable, Sequence
 from statistics import fmean, pstdev
 from typing import Any, NamedTuple
 
-import gymnasium as gym
-
 from rl_training.acting.actor import Actor
 from rl_training.config import InputError, Task, TrainConfig
 from rl_training.data.normalize import Normalizer
 from rl_training.envs.episodes import EnvironmentFault
 from rl_training.envs.factory import make_envs, split_env_kwargs
 from rl_training.envs.runner import EnvRunner
-from rl_training.envs.spaces import model_side
+from rl_training.envs.spaces import model_side, sizes
 from rl_training.runtime.metrics import of_task, over_tasks
 from rl_training.runtime.randomness import own_global_state, seed_of
 from rl_training.types import BoxActions, Metrics, Spaces
@@ -79,11 +77,9 @@ def describe_evaluation(metrics: Metrics) -> str:
 def _returns(
     player: Player, config: TrainConfig, number: int, episodes: int, stopped: Callable[[], bool]
 ) -> list[float] | None:
-    num_envs = min(episodes, MAX_PARALLEL)
-    # Each environment plays a fixed number of episodes: taking the first to finish would prefer short ones.
-    remaining = [episodes // num_envs + (i < episodes % num_envs) for i in range(num_envs)]
+    remaining = shares(episodes)
     returns: list[float] = []
-    runner = _make_runner(player, config, number, num_envs)
+    runner = make_runner(player, config, number, len(remaining))
     try:
         while any(remaining):
             if stopped():
@@ -101,9 +97,23 @@ def _returns(
     return returns
 
 
-def _make_runner(player: Player, config: TrainConfig, number: int, num_envs: int) -> EnvRunner:
+def shares(episodes: int) -> list[int]:
+    """The episodes that each environment plays: taking the first to finish would prefer short ones."""
+    num_envs = min(episodes, MAX_PARALLEL)
+    return [episodes // num_envs + (i < episodes % num_envs) for i in range(num_envs)]
+
+
+def make_runner(
+    player: Player,
+    config: TrainConfig,
+    number: int,
+    num_envs: int,
+    *,
+    stream: str = "evaluation",
+    raw_steps: bool = False,
+) -> EnvRunner:
     """The evaluation environments of a task; an InputError if their spaces are not those of the policy."""
-    task, seed = config.tasks[number], seed_of(config.seed, "evaluation", number)
+    task, seed = config.tasks[number], seed_of(config.seed, stream, number)
     envs = make_envs(task.env_id, num_envs=num_envs, seed=seed, env_kwargs=task.eval_env_kwargs, training=False)
     try:
         _, spaces = model_side(envs, player.box_actions, player.normalizer)
@@ -113,19 +123,11 @@ def _make_runner(player: Player, config: TrainConfig, number: int, num_envs: int
                 cause = "leave what changes them out of eval_env_kwargs" if config.eval_env_kwargs else "it has changed"
                 difference = f"has {what}s {found} in evaluation, the policy was trained for {trained}"
                 raise InputError(f"{task.env_id} {difference}: {cause}")
-        return EnvRunner(envs, seed=seed, box_actions=player.box_actions, normalizer=player.normalizer, training=False)
+        options: dict[str, Any] = {"box_actions": player.box_actions, "normalizer": player.normalizer}
+        return EnvRunner(envs, seed=seed, **options, training=False, raw_steps=raw_steps)
     except BaseException:
         envs.close()
         raise
-
-
-def sizes(space: gym.Space) -> Any:
-    """The properties of a space that a model depends on, which the bounds of a Box are not."""
-    if isinstance(space, gym.spaces.Dict):
-        return {key: sizes(part) for key, part in space.spaces.items()}
-    if isinstance(space, gym.spaces.Box):
-        return (space.shape, space.dtype)
-    return space
 
 
 def check_evaluation(players: Sequence[Player], config: TrainConfig) -> None:
@@ -134,7 +136,7 @@ def check_evaluation(players: Sequence[Player], config: TrainConfig) -> None:
         if task.eval_env_kwargs != task.env_kwargs:
             _check_normalizing(task)
             with own_global_state(seed_of(config.seed, "evaluation", number)):
-                _make_runner(players[number], config, number, 1).close()
+                make_runner(players[number], config, number, 1).close()
 
 
 def _check_normalizing(task: Task) -> None:

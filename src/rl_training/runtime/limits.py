@@ -105,6 +105,9 @@ def needs(sizes: dict[str, float], config: TrainConfig, spaces: Sequence[Spaces]
         for name in ("hidden_sizes", "value_limit", "reward_limit", "n_step"):
             if name in sizes:
                 yield Need("a gradient step", sizes["batch_size"] * sizes[name] * FLOAT_BYTES, ("batch_size", name))
+    if "disc_batch_size" in sizes:
+        row = obs + action + sizes["disc_hidden_sizes"] * FLOAT_BYTES
+        yield Need("a batch of the discriminator", 2 * sizes["disc_batch_size"] * row, ("disc_batch_size",))
     if "num_simulations" in sizes:
         actions = max(_num_actions(task.action, sizes) for task in spaces)
         node = NODE_FLOATS * actions * FLOAT_BYTES

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from rl_training.runtime.a2c_trainer import A2C_RECIPE, train_a2c
 from rl_training.runtime.dqn_trainer import DQN_RECIPE, train_dqn
 from rl_training.runtime.efficientzero_trainer import EFFICIENTZERO_RECIPE, train_efficientzero
+from rl_training.runtime.gail_trainer import GAIL_RECIPE, train_gail
 from rl_training.runtime.gumbel_muzero_trainer import GUMBEL_MUZERO_RECIPE, train_gumbel_muzero
 from rl_training.runtime.muzero_trainer import MUZERO_RECIPE, train_muzero
 from rl_training.runtime.outcome import TrainResult
@@ -29,6 +30,7 @@ ALGORITHMS: dict[str, Entry] = {
     "a2c": Entry(A2C_RECIPE, train_a2c),
     "dqn": Entry(DQN_RECIPE, train_dqn),
     "efficientzero": Entry(EFFICIENTZERO_RECIPE, train_efficientzero),
+    "gail": Entry(GAIL_RECIPE, train_gail),
     "gumbel_muzero": Entry(GUMBEL_MUZERO_RECIPE, train_gumbel_muzero),
     "muzero": Entry(MUZERO_RECIPE, train_muzero),
     "ppg": Entry(PPG_RECIPE, train_ppg),

@@ -9,13 +9,13 @@ from typing import Any, Literal, NamedTuple
 
 from rl_training.config import InputError, TrainConfig, nearest
 from rl_training.data.normalize import Normalizer
-from rl_training.envs.spaces import ObservationLayout, action_map
+from rl_training.envs.spaces import ObservationLayout, action_map, sizes
 from rl_training.envs.tasks import SavedSpaces, Together, make_normalizer, spaces_from_json
 from rl_training.runtime.atomic_files import remove_abandoned
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.checkpoints import MANIFEST, Checkpoint, open_checkpoint
 from rl_training.runtime.controls import Controls
-from rl_training.runtime.evaluation import Player, evaluate, sizes
+from rl_training.runtime.evaluation import Player, evaluate
 from rl_training.runtime.loading import as_config, build_config, check_config
 from rl_training.runtime.outcome import TrainResult
 from rl_training.runtime.policy import Policy
@@ -105,6 +105,16 @@ def evaluate_checkpoint(
     metrics = evaluate(_restore(checkpoint, config).players, config, only=only, num_episodes=num_episodes)
     assert metrics is not None  # nothing stops it here
     return metrics
+
+
+def open_player(
+    path: str | Path, *, task: str | None = None, device: str = "auto", allow_import: bool = True
+) -> tuple[Player, TrainConfig, int]:
+    """(the actor of one task with what it plays with, the config, the number of the task)"""
+    checkpoint = open_checkpoint(path, ACTING)
+    config = config_of(checkpoint, allow_import=allow_import, device=device, num_threads="auto")
+    number = task_number(checkpoint, config, task)
+    return _restore(checkpoint, config).players[number], config, number
 
 
 def load_policy(path: str | Path, *, task: str | None = None, device: str = "auto") -> Policy:
