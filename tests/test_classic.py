@@ -6,7 +6,8 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-import rl_training.envs.classic  # noqa: F401  registers ids
+from rl_training import resume_training, train
+from test_contract import assert_same_future
 
 ENV = "CartPoleFixedHorizon-v0"
 
@@ -48,3 +49,11 @@ def test_the_cart_stops_at_the_end_of_its_track():
     seen = [env.step(0)[0] for _ in range(200)]
     assert seen[-1][0] == pytest.approx(-4.8)
     assert min(x[0] for x in seen) >= -4.8 - 1e-6
+
+
+def test_a_run_in_it_resumes_exactly(tiny_config):
+    config = {"env_id": ENV, "total_timesteps": 256}
+    whole = train(tiny_config("ppo", config), progress="silent")
+    half = train(tiny_config("ppo", {**config, "total_timesteps": 128, "schedule_horizon": 256}), progress="silent")
+    resumed = resume_training(half.run_dir, total_timesteps=256, progress="silent")
+    assert_same_future(whole.checkpoint_path, resumed.checkpoint_path)
