@@ -1,6 +1,7 @@
 """The acceptance bars: train each config on its seeds, evaluate over 100 episodes, compare, write docs/results.md.
 
-A bar is a number that each seed must reach, or a peer: Stable-Baselines3 trained on the same seeds, whose mean must be.
+A bar is a number that each seed must reach, with another for their mean in some rows, or a peer: Stable-Baselines3
+trained on the same seeds, whose mean must be reached.
 Of a run of several tasks it is what a run of each task alone reaches with as many steps.
 
 make accept                                  # all of them
@@ -46,12 +47,15 @@ class Bar(NamedTuple):
     config: str
     seeds: int
     bar: float | Peer | Alone | None  # None: to compare with the row above
+    mean: float | None = None  # a further bar, for the mean of all seeds
     steps: int | None = None  # default: the config's
     cost: int = 1  # roughly, in minutes: the longest begin first
     of: Literal["eval", "worst", "wins"] = "eval"  # the mean, the worst episode, or the share of games won
     episodes: int = EPISODES
     overrides: tuple[str, ...] = ()  # of the config
+    limits: tuple[tuple[str, float], ...] = ()  # metrics of training, and what none of their values exceeds
     gpu: bool = False
+    expert: str | None = None  # the config of the policy whose 20 episodes are the demonstrations
 
 
 BARS = {
@@ -64,6 +68,11 @@ BARS = {
     "sac-halfcheetah": Bar(
         "configs/sac/halfcheetah.yaml", 1, Peer("SAC", {"learning_starts": 10_000}), steps=100_000, cost=20
     ),
+    "trpo-cartpole": Bar("configs/trpo/cartpole.yaml", 5, 450, mean=485, limits=(("kl", 0.01),)),
+    "trpo-hopper": Bar("configs/trpo/hopper.yaml", 1, 2600, cost=12, limits=(("kl", 0.01),)),
+    "ppg-cartpole": Bar("configs/ppg/cartpole.yaml", 3, 495, limits=(("aux_kl", 0.05),)),
+    "recurrent-ppo-cartpole": Bar("configs/recurrent_ppo/cartpole_no_velocity.yaml", 3, 450, mean=475, cost=3),
+    "gail-cartpole": Bar("configs/gail/cartpole.yaml", 3, 450, cost=3, expert="configs/ppo/cartpole.yaml"),
     "dqn-cartpole": Bar("configs/dqn/cartpole.yaml", 3, 475),
     "dqn-mountaincar": Bar("configs/dqn/mountaincar.yaml", 3, -115, cost=2),
     "dqn-lunarlander": Bar("configs/dqn/lunarlander.yaml", 1, 200, cost=5),
@@ -97,7 +106,8 @@ BARS = {
 OURS = """
 import json, sys, time
 from rl_training import evaluate_checkpoint, load_config, train
-path, seed, episodes, out, steps = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4], sys.argv[5:]
+path, seed, episodes, out = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+limited, steps = json.loads(sys.argv[5]), sys.argv[6:]
 words = [f"seed={seed}", f"output_dir={out}", "eval_interval=0", *steps]
 config = load_config(path, overrides=words)
 started, cpu = time.perf_counter(), time.process_time()
@@ -106,6 +116,8 @@ spent = {"wall": time.perf_counter() - started, "cpu": time.process_time() - cpu
 metrics = evaluate_checkpoint(result.checkpoint_path, num_episodes=episodes)
 row = {"eval": metrics["eval_return_mean"], "std": metrics["eval_return_std"], **spent}
 row |= {"worst": metrics["eval_return_min"], "wins": metrics.get("eval_win_rate")}
+log = [json.loads(line) for line in (result.run_dir / "metrics.jsonl").read_text().splitlines()]
+row["largest"] = {name: max(line[name] for line in log if name in line) for name in limited}
 row["tasks"] = {key.split("/", 1)[1]: value for key, value in metrics.items() if key.startswith("eval_return_mean/")}
 print(json.dumps(row | {"train": result.metrics["train_return_mean"], "steps": int(result.metrics["global_step"])}))
 """
@@ -130,6 +142,33 @@ print(json.dumps({"eval": float(mean), "std": float(std), "train": train, "steps
 """
 
 
+EXPERT = """
+import sys
+from rl_training import load_config, record_demonstrations, train
+result = train(load_config(sys.argv[1], overrides=[f"output_dir={sys.argv[2]}"]), progress="silent")
+found = record_demonstrations(result.checkpoint_path, sys.argv[3])
+print(f"expert {sys.argv[1]}: {found.returns.mean():.1f}", flush=True)
+"""
+
+
+def record_experts(names: list[str], out: Path) -> None:
+    """Train the experts of these bars, one after the other, and record their demonstrations."""
+    for config in {bar.expert for name in names if (bar := BARS[name]).expert}:
+        words = [
+            sys.executable,
+            "-c",
+            EXPERT,
+            str(ROOT / config),
+            str(out / "experts"),
+            str(demonstrations(config, out)),
+        ]
+        subprocess.run(words, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=True)
+
+
+def demonstrations(expert: str, out: Path) -> Path:
+    return out / f"{expert.replace('/', '-')}.npz"
+
+
 def measure(name: str, seed: int, out: Path, *, peer: str = "") -> dict:
     """One run. peer: whose it is, where not the row's own: SB3's, or that of a task alone."""
     bar = BARS[name]
@@ -137,9 +176,12 @@ def measure(name: str, seed: int, out: Path, *, peer: str = "") -> dict:
     code, where = (OURS, str(out / name)) if ours else (PEER, json.dumps(bar.bar))
     steps = [] if bar.steps is None else [f"total_timesteps={bar.steps}" if ours else str(bar.steps)]
     steps += bar.overrides if ours else []
+    if bar.expert:
+        steps.append(f"algo_kwargs.demonstrations={demonstrations(bar.expert, out)}")
     if ours and peer:
         steps += alone(bar, peer)
-    words = [sys.executable, "-c", code, str(ROOT / bar.config), str(seed), str(bar.episodes), where, *steps]
+    limited = [json.dumps([metric for metric, _ in bar.limits])] if ours else []
+    words = [sys.executable, "-c", code, str(ROOT / bar.config), str(seed), str(bar.episodes), where, *limited, *steps]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(words, capture_output=True, text=True, env=environment, check=False)
     if done.returncode:
@@ -168,7 +210,9 @@ def wanted(bar: Bar) -> str:
     if bar.of == "wins":
         return f"games won > {bar.bar:.0%}"
     if not isinstance(bar.bar, Peer):
-        return f"{'worst episode of ' if bar.of == 'worst' else ''}each >= {bar.bar:g}"
+        bars = [f"{'worst episode of ' if bar.of == 'worst' else ''}each >= {bar.bar:g}"]
+        bars += [] if bar.mean is None else [f"mean >= {bar.mean:g}"]
+        return ", ".join(bars + [f"{name} <= {limit:g} in every update" for name, limit in bar.limits])
     numbers = ", ".join(f"{key} {value}" for key, value in bar.bar.kwargs.items())
     return f"mean >= Stable-Baselines3's {bar.bar.algorithm} ({numbers}, else its defaults)"
 
@@ -188,6 +232,10 @@ def reached(name: str, rows: list[dict]) -> bool:
         return enough and fmean(row["eval"] for row in ours) >= fmean(row["eval"] for row in peers)
     if bar.bar is None:
         return True
+    if bar.mean is not None and (not ours or fmean(row["eval"] for row in ours) < bar.mean):
+        return False
+    if any(row["largest"][metric] > limit for row in ours for metric, limit in bar.limits):
+        return False
     worst = min((row[bar.of] for row in ours), default=-math.inf)
     return len(ours) == bar.seeds and (worst > bar.bar if bar.of == "wins" else worst >= bar.bar)
 
@@ -291,6 +339,7 @@ def main() -> None:
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     for name in names:
         results[name] = []
+    record_experts(names, args.output_dir)
     with ThreadPoolExecutor(args.jobs) as pool:
         waiting = {pool.submit(measure, name, seed, args.output_dir, peer=peer): name for name, seed, peer in work}
         for future in as_completed(waiting):  # written each time: a run that fails takes none of the others with it
