@@ -53,7 +53,7 @@ class Bar(NamedTuple):
     of: Literal["eval", "worst", "wins"] = "eval"  # the mean, the worst episode, or the share of games won
     episodes: int = EPISODES
     overrides: tuple[str, ...] = ()  # of the config
-    limits: tuple[tuple[str, float], ...] = ()  # metrics of training, and what none of their values exceeds
+    limits: tuple[tuple[str, float], ...] = ()  # metrics, and what none of their logged values exceeds
     gpu: bool = False
     expert: str | None = None  # the config of the policy whose 20 episodes are the demonstrations
 
@@ -69,9 +69,10 @@ BARS = {
         "configs/sac/halfcheetah.yaml", 1, Peer("SAC", {"learning_starts": 10_000}), steps=100_000, cost=20
     ),
     "trpo-cartpole": Bar("configs/trpo/cartpole.yaml", 5, 450, mean=485, limits=(("kl", 0.01),)),
-    "trpo-hopper": Bar("configs/trpo/hopper.yaml", 1, 2600, cost=12, limits=(("kl", 0.01),)),
+    "trpo-hopper": Bar("configs/trpo/hopper.yaml", 1, 2600, cost=12, limits=(("kl", 0.015),)),
     "ppg-cartpole": Bar("configs/ppg/cartpole.yaml", 3, 495, limits=(("aux_kl", 0.05),)),
     "recurrent-ppo-cartpole": Bar("configs/recurrent_ppo/cartpole_no_velocity.yaml", 3, 450, mean=475, cost=3),
+    "ppo-cartpole-no-velocity": Bar("configs/ppo/cartpole.yaml", 3, None, overrides=("env_id=CartPoleNoVelocity-v1",)),
     "gail-cartpole": Bar("configs/gail/cartpole.yaml", 3, 450, cost=3, expert="configs/ppo/cartpole.yaml"),
     "dqn-cartpole": Bar("configs/dqn/cartpole.yaml", 3, 475),
     "dqn-mountaincar": Bar("configs/dqn/mountaincar.yaml", 3, -115, cost=2),
@@ -212,7 +213,7 @@ def wanted(bar: Bar) -> str:
     if not isinstance(bar.bar, Peer):
         bars = [f"{'worst episode of ' if bar.of == 'worst' else ''}each >= {bar.bar:g}"]
         bars += [] if bar.mean is None else [f"mean >= {bar.mean:g}"]
-        return ", ".join(bars + [f"{name} <= {limit:g} in every update" for name, limit in bar.limits])
+        return ", ".join(bars + [f"{name} <= {limit:g} throughout" for name, limit in bar.limits])
     numbers = ", ".join(f"{key} {value}" for key, value in bar.bar.kwargs.items())
     return f"mean >= Stable-Baselines3's {bar.bar.algorithm} ({numbers}, else its defaults)"
 

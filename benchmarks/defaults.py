@@ -40,7 +40,7 @@ STEPS: dict[str, dict[tuple[str, ...], int]] = {  # env steps of each task, by a
     "Acrobot-v1": {(*ON_POLICY, "dqn"): 100_000, PLANNERS: 10_000},
     "MountainCar-v0": {(*ON_POLICY, "dqn"): 100_000},
     "LunarLander-v3": {(*ON_POLICY, "dqn"): 100_000},
-    "Pendulum-v1": {ON_POLICY: 100_000, ("sac",): 5_000, PLANNERS[:2]: 10_000, ("efficientzero",): 5_000},
+    "Pendulum-v1": {ON_POLICY: 100_000, ("sac",): 5_000, PLANNERS[:2]: 10_000, ("efficientzero",): 3_000},
     "MountainCarContinuous-v0": {ON_POLICY: 50_000, ("sac",): 5_000},
     "InvertedPendulum-v5": {ON_POLICY: 50_000, ("sac",): 20_000},
     "Hopper-v5": {ON_POLICY: 100_000, ("sac",): 20_000},

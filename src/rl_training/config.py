@@ -109,8 +109,8 @@ class Wrappers(Options):
     )
     normalize_reward: StrictBool | None = Field(
         None,
-        description="divide by the running deviation of the return; "
-        "default: for ppo, a2c, trpo, ppg and recurrent_ppo, not on Atari",
+        description="divide by the return's running deviation; "
+        "default: for ppo, a2c, trpo, ppg, recurrent_ppo; not on Atari",
     )
 
 
