@@ -17,10 +17,17 @@ from probes import copy_training, random_rollout
 from rl_training.algorithms.base import setting
 from rl_training.algorithms.optim import MeanMetrics
 from rl_training.algorithms.ppo import normalize
-from rl_training.algorithms.trpo import TRPO, TRPOHyperparameters, conjugate_gradient, flat_gradient, hessian_product
+from rl_training.algorithms.trpo import (
+    TRPO,
+    TRPOHyperparameters,
+    conjugate_gradient,
+    fixed_policy,
+    flat_gradient,
+    hessian_product,
+)
 from rl_training.data.batch import flatten
 from rl_training.data.rollout import Rollout
-from rl_training.models.actor_critic import ActorCritic
+from rl_training.models.actor_critic import ActorCritic, parameter_groups
 from rl_training.models.parameters import FlatParameters
 from rl_training.ops.distributions import Categorical
 from rl_training.types import Batch, Spaces
@@ -82,7 +89,7 @@ class InDoubles:
         self.model.encoder = nn.Identity()  # type: ignore[assignment]  # ours makes float32
         perturb(self.model, 0.3)
         self.obs = torch.randn(9, 3, dtype=torch.float64)
-        self.parameters = FlatParameters(self.model.parameters()).group(self.model.groups()["policy"])
+        self.parameters = FlatParameters(self.model.parameters()).group(parameter_groups(self.model)["policy"])
         own = set(map(id, self.parameters.parameters))
         self.shapes = {name: p.shape for name, p in self.model.named_parameters() if id(p) in own}
         self.real = self.parameters.pack([torch.ones_like(p) for p in self.parameters.parameters]).bool()
@@ -100,7 +107,7 @@ class InDoubles:
 
     def product(self) -> Any:
         """Ours, on vectors without the padding."""
-        old: Any = self.model.fixed_policy(self.obs)
+        old: Any = fixed_policy(self.model, self.obs)
         padded = hessian_product(old.kl(self.model.policy(self.obs)).mean(), self.parameters)
 
         def product(v: Tensor) -> Tensor:

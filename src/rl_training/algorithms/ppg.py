@@ -26,8 +26,9 @@ from rl_training.data.fields import field_of
 from rl_training.data.history import num_rows
 from rl_training.data.phase import Phase
 from rl_training.data.rollout import Rollout
-from rl_training.models.actor_critic import ActorCritic
+from rl_training.models.actor_critic import ActorCritic, parameter_groups
 from rl_training.models.parameters import FlatParameters
+from rl_training.models.phasic import PhasicActorCritic
 from rl_training.ops.distributions import Distribution, mean_kl
 from rl_training.types import Batch, Metrics, State
 
@@ -63,6 +64,7 @@ class PPGHyperparameters(PPOHyperparameters):
 class PPG(PPO):
     Hyperparameters = PPGHyperparameters
     hp: PPGHyperparameters
+    model: PhasicActorCritic
 
     def __init__(self, actor: PhasicActor, hp: PPGHyperparameters, *, rng: np.random.Generator) -> None:
         super().__init__(actor, hp, rng=rng)
@@ -70,7 +72,7 @@ class PPG(PPO):
 
     def make_optimizers(self, parameters: FlatParameters) -> dict[str, Optimizer]:
         """In the policy phase policy and value share no parameter that both train."""
-        groups = self.model.groups()
+        groups = parameter_groups(self.model)
         policy, value = (Adam(parameters.group(groups[name])) for name in ("policy", "value"))
         self.both = Jointly(parameters.group([*groups["policy"], *groups["value"]]), [policy, value])
         return {"policy": policy, "value": value, "auxiliary": Adam(parameters)}
