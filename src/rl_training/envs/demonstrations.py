@@ -11,7 +11,7 @@ import numpy as np
 
 from rl_training.config import InputError, MissingPackage
 from rl_training.data.demonstrations import Demonstrations, check_demonstrations, read_demonstrations
-from rl_training.envs.episodes import out_of_range
+from rl_training.envs.faults import out_of_range
 from rl_training.envs.space_json import space_from_json, space_to_json
 from rl_training.envs.spaces import ObservationLayout, model_space, sizes
 from rl_training.types import Array, Observation, Spaces

@@ -12,8 +12,8 @@ from gymnasium import spaces
 from rl_training.data.batch import any_true
 from rl_training.data.normalize import Normalizer, float_boxes
 from rl_training.data.recurrent import check_memory, reset_rows
-from rl_training.envs.backends import Envs, EnvStep
-from rl_training.envs.episodes import CHECKED_STEPS, EnvironmentFault, out_of_range, shown
+from rl_training.envs.episodes import CHECKED_STEPS, Envs, EnvStep
+from rl_training.envs.faults import EnvironmentFault, out_of_range, shown
 from rl_training.envs.spaces import model_side
 from rl_training.types import Array, BoxActions, Decision, Memory, Observation, Step
 

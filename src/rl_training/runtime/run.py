@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from rl_training.config import InputError, TrainConfig
-from rl_training.envs.episodes import EnvironmentFault
+from rl_training.envs.faults import EnvironmentFault
 from rl_training.runtime.callbacks import Callback, build_callbacks, name_callbacks
 from rl_training.runtime.checkpoints import Checkpoint
 from rl_training.runtime.controls import Controls
