@@ -11,7 +11,7 @@ from gymnasium import spaces
 
 from rl_training.data.batch import any_true
 from rl_training.data.normalize import Normalizer, float_boxes
-from rl_training.data.recurrent import check_memory, reset_rows
+from rl_training.data.recurrent import remember
 from rl_training.envs.episodes import CHECKED_STEPS, Envs, EnvStep
 from rl_training.envs.faults import EnvironmentFault, out_of_range, shown
 from rl_training.envs.spaces import model_side
@@ -92,22 +92,12 @@ class EnvRunner:
         self.raw_obs, step["next_obs"] = result.obs, result.next_obs if self.raw_steps else next_obs
         self.first = result.first
         if decision.memory is not self.memory or self.memory:  # else the policy is memoryless
-            self._remember(step, decision.memory)
+            self.memory = remember(step, self.memory, decision.memory, self.first)
         self.live_steps = self.num_envs
         if result.live is not None:
             step["live"] = result.live
             self.live_steps = int(result.live.sum())
         return step
-
-    def _remember(self, step: Step, memory: Memory) -> None:
-        """Keep the memory that `act` returned for the next call, with zeros where episodes begin."""
-        check_memory(memory, self.num_envs)
-        if memory:
-            step["memory"] = self.memory or reset_rows(memory, slice(None))  # the first `act` got {}, which means zeros
-            step["next_memory"] = memory
-            if any_true(self.first):
-                memory = reset_rows(memory, self.first)
-        self.memory = memory
 
     def _learned_reward(self, result: EnvStep) -> Array:
         reward = result.reward
