@@ -249,7 +249,7 @@ def test_an_update_is_that_of_sb3_contrib(
     )
     theirs.set_logger(Logger(None, []))
     copy_weights(ours.model, theirs.policy)
-    fill_their_buffer(theirs.rollout_buffer, rollout, ours.values(rollout.ends()[2]["obs"]).numpy())
+    fill_their_buffer(theirs.rollout_buffer, rollout, ours.end_values(rollout.ends()[2]).numpy())
     policy, critic = policy_bits(ours), critic_bits(ours)
     metrics = ours.update(rollout)
     theirs.train()
@@ -359,12 +359,12 @@ def test_the_critic_never_moves_the_policy_nor_the_policy_the_critic(spaces: Spa
     trpo = make_trpo(spaces, learning_rate=1e-2)
     data = flatten(trpo.learning_batch(random_rollout(trpo, spaces, num_steps=8, num_envs=4), MeanMetrics()))
     obs = data["obs"]
-    policy, critic, values = policy_bits(trpo), critic_bits(trpo), trpo.values(obs)
+    policy, critic, values = policy_bits(trpo), critic_bits(trpo), trpo.end_values({"obs": obs})
     assert len(policy) + len(critic) == len(trpo.actor.parameters.vector)
     trpo.fit_critic(data, MeanMetrics())
     assert torch.equal(policy_bits(trpo), policy)
     assert not torch.equal(critic_bits(trpo), critic)
-    error = [(x - data["target"]).square().mean() for x in (trpo.values(obs), values)]
+    error = [(x - data["target"]).square().mean() for x in (trpo.end_values({"obs": obs}), values)]
     assert error[0] < error[1]
     critic = critic_bits(trpo)
     batch = {**data, "advantage": normalize(data["advantage"])}

@@ -179,9 +179,10 @@ class Episodes(gym.Wrapper):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         if seed is not None:
             self.seed, self.episode = seed, -1
-        return self._begin(self.episode + 1, options), {}
+        return self.begin(self.episode + 1, options), {}
 
-    def _begin(self, episode: int, options: dict[str, Any] | None = None) -> Any:
+    def begin(self, episode: int, options: dict[str, Any] | None = None) -> Any:
+        """The first observation of the episode of this number."""
         self.episode, self.actions = episode, []
         seed = episode_seed(self.seed, self.index, episode)
         if self.owns_process:
@@ -191,13 +192,13 @@ class Episodes(gym.Wrapper):
         except InputError:
             raise
         except Exception as error:
-            raise raised(self._where(), "reset()", error) from error
+            raise raised(where(self), "reset()", error) from error
         problem = reset_problem(result)
         if problem is None and (self._unchecked_resets or self._other_shape(result[0])):
             self._unchecked_resets = max(0, self._unchecked_resets - 1)
             problem = observation_problem(self.observation_space, result[0])
         if problem:
-            raise EnvironmentFault(f"{self._where()}: {problem}")
+            raise EnvironmentFault(f"{where(self)}: {problem}")
         return result[0]
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
@@ -211,25 +212,20 @@ class Episodes(gym.Wrapper):
         except InputError:
             raise
         except Exception as error:
-            raise raised(self._where(), "step()", error) from error
+            raise raised(where(self), "step()", error) from error
+        problem = None
         if self._unchecked:
             self._unchecked -= 1
             problem = step_problem(reward, terminated, truncated) or observation_problem(self.observation_space, obs)
-            if problem:
-                raise EnvironmentFault(f"{self._where()}: {problem}")
-        elif self._other_shape(obs) and (problem := observation_problem(self.observation_space, obs)):
-            raise EnvironmentFault(f"{self._where()}: {problem}")
+        elif self._other_shape(obs):
+            problem = observation_problem(self.observation_space, obs)
+        if problem:
+            raise EnvironmentFault(f"{where(self)}: {problem}")
         return obs, reward, terminated, truncated, {}
 
     def _other_shape(self, obs: Any) -> bool:
         """Whether the shape may differ from the space's. Such an array would be broadcast where it is stored."""
         return self._shape is not None and getattr(obs, "shape", None) != self._shape
-
-    def _where(self) -> str:
-        name = repr(self.env.spec.id) if self.env.spec is not None else type(self.env.unwrapped).__name__
-        steps = f"{len(self.actions)}" if self.actions is not None else f"{MAX_ACTIONS} or later"
-        when = "the beginning" if steps == "0" else f"step {steps}"
-        return f"environment {name}, number {self.index}, at {when} of its episode {self.episode}"
 
     def state(self) -> State:
         actions = None if self.actions is None else np.asarray(self.actions)
@@ -240,17 +236,28 @@ class Episodes(gym.Wrapper):
 
         `states` has an entry for every environment, because AsyncVectorEnv sends the same arguments to all.
         """
-        state = states[self.index]
-        self.seed, self.episode = int(state["seed"]), int(state["episode"])
-        if state["actions"] is None:
+        return replay(self, states[self.index])
+
+
+def where(episodes: Episodes) -> str:
+    """Which environment, and which step of it: for an error."""
+    name = repr(episodes.env.spec.id) if episodes.env.spec is not None else type(episodes.unwrapped).__name__
+    steps = f"{len(episodes.actions)}" if episodes.actions is not None else f"{MAX_ACTIONS} or later"
+    when = "the beginning" if steps == "0" else f"step {steps}"
+    return f"environment {name}, number {episodes.index}, at {when} of its episode {episodes.episode}"
+
+
+def replay(episodes: Episodes, state: State) -> Any:
+    episodes.seed, episodes.episode = int(state["seed"]), int(state["episode"])
+    if state["actions"] is None:
+        return None
+    obs = episodes.begin(episodes.episode)
+    actions = state["actions"]
+    for number, action in enumerate(actions, 1):
+        obs, _, terminated, truncated, _ = episodes.step(action)
+        if (terminated or truncated) and number < len(actions):
             return None
-        obs = self._begin(self.episode)
-        actions = state["actions"]
-        for number, action in enumerate(actions, 1):
-            obs, _, terminated, truncated, _ = self.step(action)
-            if (terminated or truncated) and number < len(actions):
-                return None
-        return obs
+    return obs
 
 
 EPISODE: State = {"seed": int, "episode": int, "actions": np.ndarray | None}  # the pattern of `Episodes.state`

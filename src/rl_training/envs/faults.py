@@ -51,7 +51,7 @@ def step_problem(reward: Any, terminated: Any, truncated: Any) -> str | None:
 
 def observation_problem(space: Space, obs: Any, key: str = "") -> str | None:
     """Why `obs` does not belong to its space, the bounds of a Box aside; None if it does. NaN and infinity do not."""
-    name = f"observation {key!r}" if key else "the observation"
+    name = observation_name(key)
     if isinstance(space, spaces.Dict | spaces.Tuple):
         return _structure_problem(space, obs, key, name)
     try:
@@ -69,6 +69,11 @@ def observation_problem(space: Space, obs: Any, key: str = "") -> str | None:
     if isinstance(space, spaces.Discrete | spaces.MultiDiscrete) and out_of_range(space, value - space.start).any():
         return f"{name} is not in {space}: {shown(value)}"
     return None
+
+
+def observation_name(key: str) -> str:
+    """The observation, or its part `key`, in the words of an error."""
+    return f"observation {key!r}" if key else "the observation"
 
 
 def _structure_problem(space: spaces.Dict | spaces.Tuple, obs: Any, key: str, name: str) -> str | None:
