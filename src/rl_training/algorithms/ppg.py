@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from operator import itemgetter
 from typing import Any, Literal
 
 import numpy as np
@@ -21,7 +20,7 @@ from rl_training.acting.actor import PhasicActor
 from rl_training.algorithms.base import scalar, setting
 from rl_training.algorithms.optim import Adam, Jointly, MeanMetrics, Optimizer, gradient_step
 from rl_training.algorithms.ppo import PPO, PPOHyperparameters, normalize
-from rl_training.data.batch import row_minibatches, to_device, tree_map
+from rl_training.data.batch import row_minibatches, rows_of, to_device
 from rl_training.data.fields import field_of
 from rl_training.data.history import num_rows
 from rl_training.data.phase import Phase
@@ -166,5 +165,5 @@ def policy_outputs(model: ActorCritic, obs: Any, count: int) -> Tensor:
     """[M, size] in host memory, of observations [M, ...] that pass through the network in `count` parts."""
     device = model.value_head.weight.device
     rows = torch.arange(num_rows(obs)).tensor_split(min(count, num_rows(obs)))
-    parts = [tree_map(itemgetter(slice(part[0], part[-1] + 1)), obs) for part in rows]
+    parts = [rows_of(obs, slice(part[0], part[-1] + 1)) for part in rows]
     return torch.cat([model.policy_output(model.encoder(to_device(part, device))).cpu() for part in parts])
