@@ -54,7 +54,7 @@ def test_steps_are_those_of_stable_baselines3(
     copy_weights(ours.model, theirs.policy)
     for i in range(3):
         rollout = random_rollout(ours, spaces, num_steps=5, num_envs=num_envs, seed=i)
-        fill_their_buffer(theirs.rollout_buffer, rollout, ours.values(rollout.ends()[2]["obs"]).numpy())
+        fill_their_buffer(theirs.rollout_buffer, rollout, ours.end_values(rollout.ends()[2]).numpy())
         ours.update(rollout)
         theirs.train()
 

@@ -86,8 +86,8 @@ def test_a_policy_is_loaded_without_the_name_of_a_learner():
 
 def test_a_run_knows_no_environment_but_that_one_may_fail():
     path = PACKAGE / "runtime" / "run.py"
-    assert [target for target in imports(path) if target[0] == "envs"] == [["envs", "episodes"]]
-    assert "from rl_training.envs.episodes import EnvironmentFault\n" in path.read_text()
+    assert [target for target in imports(path) if target[0] == "envs"] == [["envs", "faults"]]
+    assert "from rl_training.envs.faults import EnvironmentFault\n" in path.read_text()
     assert "gymnasium" not in path.read_text()
 
 

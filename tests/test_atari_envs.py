@@ -13,7 +13,8 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from envs_for_tests import noted
 from rl_training.config import AtariOptions, Wrappers
 from rl_training.envs.atari import EpisodicLife, preprocess
-from rl_training.envs.backends import LifeCounter, SyncEnvs, VectorEnvs
+from rl_training.envs.backends import LifeCounter, VectorEnvs
+from rl_training.envs.episodes import SyncEnvs
 from rl_training.envs.factory import EnvPlan, choose_backend, make_envs
 from rl_training.envs.runner import EnvRunner
 from rl_training.types import Decision

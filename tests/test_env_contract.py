@@ -18,8 +18,8 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 import envs_for_tests
 from envs_for_tests import CounterEnv, FakeEnvPool, Structured, noted
 from rl_training.config import InputError, Wrappers
-from rl_training.envs.backends import EnvPoolEnvs, SyncEnvs, VectorEnvs
-from rl_training.envs.episodes import Episodes
+from rl_training.envs.backends import EnvPoolEnvs, VectorEnvs
+from rl_training.envs.episodes import Episodes, SyncEnvs
 from rl_training.envs.factory import (
     VECTOR_PAYS_FROM,
     EnvPlan,

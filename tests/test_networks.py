@@ -16,9 +16,10 @@ from rl_training.acting.forward import NumpyForward, TorchForward
 from rl_training.acting.paths import make_forward
 from rl_training.algorithms.optim import Adam, descend
 from rl_training.data.batch import to_tensors
-from rl_training.models.actor_critic import ActorCritic
+from rl_training.models.actor_critic import ActorCritic, parameter_groups
 from rl_training.models.networks import NatureCNN, make_encoder, mlp
 from rl_training.models.parameters import FlatParameters
+from rl_training.models.phasic import ARCHITECTURES, DualActorCritic
 from rl_training.types import Spaces
 
 VECTOR, IMAGE = Box(-1, 1, (3,), np.float32), Box(0, 255, (4, 84, 84), np.uint8)
@@ -37,7 +38,7 @@ def linears(network: nn.Module) -> list[Any]:
 
 def test_layers_are_orthogonal_with_the_usual_gains() -> None:
     model = ActorCritic(Spaces(Box(-1, 1, (7,)), Discrete(5)), (64, 32))
-    for network, head_gain in zip(model.networks(), (0.01, 1.0), strict=True):
+    for network, head_gain in zip(model.networks()[1:], (0.01, 1.0), strict=True):
         gains = [2**0.5, 2**0.5, head_gain]
         for layer, gain in zip(linears(network), gains, strict=True):
             assert_orthogonal(layer.weight, gain)
@@ -138,7 +139,7 @@ ACTIONS: dict[str, tuple[gym.Space, tuple[int, ...], type]] = {
 
 def acting_of(model: ActorCritic, kind: Any = make_forward) -> Any:
     """What `act` makes of a model: observations -> (policy, values [N])."""
-    forward = kind(model.shared_encoder, *model.networks())
+    forward = kind(*model.networks())
 
     def acting(obs: Any) -> Any:
         output, value = forward(obs)
@@ -177,7 +178,7 @@ def test_acting_gives_what_the_model_gives(observation: str, action: str) -> Non
 @torch.no_grad()
 def test_acting_reads_every_architecture(observation: str, architecture: Any) -> None:
     rng, space = np.random.default_rng(0), OBSERVATIONS[observation]
-    model = ActorCritic(Spaces(space, Discrete(4)), (16, 16), architecture=architecture)
+    model = ARCHITECTURES[architecture](Spaces(space, Discrete(4)), (16, 16))
     acting, obs = acting_of(model), random_observation(space, 5, rng)
     assert acting.in_numpy == (observation == "vector")
     tensors = to_tensors(obs, CPU)
@@ -196,11 +197,11 @@ def test_two_networks_share_nothing_and_begin_as_one_shared_encoder_does(space: 
     torch.manual_seed(0)
     shared = ActorCritic(Spaces(space, Discrete(4)), (16, 16)).state_dict()
     torch.manual_seed(0)
-    dual = ActorCritic(Spaces(space, Discrete(4)), (16, 16), architecture="dual")
+    dual = DualActorCritic(Spaces(space, Discrete(4)), (16, 16))
     kept = {name for name, x in dual.state_dict().items() if name in shared and torch.equal(x, shared[name])}
     assert {name for name in shared if name.startswith(("encoder", "policy"))} <= kept
     assert kept == shared.keys() or space is IMAGE  # of images, the second encoder draws before the value head
-    groups = dual.groups()
+    groups = parameter_groups(dual)
     assert [id(p) for group in groups.values() for p in group] == [id(p) for p in dual.parameters()]
     own = {name.partition(".")[0] for name, p in dual.named_parameters() if any(p is q for q in groups["value"])}
     assert own == ({"value_encoder", "value_head"} if space is IMAGE else {"value_trunk", "value_head"})
@@ -254,7 +255,7 @@ def test_what_acting_returns_is_not_overwritten_by_the_next_call() -> None:
 )
 def test_policy_and_value_are_groups_of_parameters_that_are_stepped_alone(spaces: Spaces, moved: str) -> None:
     model = ActorCritic(spaces, (16, 16))
-    flat, groups = FlatParameters(model.parameters()), model.groups()
+    flat, groups = FlatParameters(model.parameters()), parameter_groups(model)
     policy, value = ([id(p) for p in groups[name]] for name in ("policy", "value"))
     assert not set(policy) & set(value)
     assert policy + value == [id(p) for p in model.parameters()]  # all of them, each group in one piece

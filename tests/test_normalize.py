@@ -9,8 +9,8 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from envs_for_tests import CounterEnv
 from rl_training.data.normalize import Normalizer, RunningMeanStd
-from rl_training.envs.backends import SyncEnvs, VectorEnvs
-from rl_training.envs.episodes import Episodes
+from rl_training.envs.backends import VectorEnvs
+from rl_training.envs.episodes import Episodes, SyncEnvs
 from rl_training.envs.runner import EnvRunner
 from rl_training.types import Decision
 

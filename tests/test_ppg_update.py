@@ -19,6 +19,7 @@ from rl_training.algorithms.ppg import PPG, FixedPolicy, PPGHyperparameters
 from rl_training.config import InputError
 from rl_training.data.rollout import Rollout
 from rl_training.data.state_check import StateMismatch, compare_state
+from rl_training.models.actor_critic import parameter_groups
 from rl_training.types import Spaces
 from test_ppo_update import CAMERA, CONTINUOUS, DISCRETE, VECTOR, make_ppo, perturb
 
@@ -179,7 +180,7 @@ def test_the_clone_term_is_flat_where_the_auxiliary_phase_begins(action: str) ->
 
     def kl_and_gradient() -> tuple[float, float]:
         kl = old.of(old.output).kl(ppg.model(obs)[0]).mean()  # type: ignore[arg-type]
-        parameters = ppg.model.groups()["policy"]
+        parameters = parameter_groups(ppg.model)["policy"]
         return float(kl.detach()), float(torch.cat([g.flatten() for g in torch.autograd.grad(kl, parameters)]).norm())
 
     kl, slope = kl_and_gradient()
@@ -236,8 +237,8 @@ def test_policy_and_value_have_epochs_of_their_own(update_epochs: int, value_epo
     }
     assert ppg.gradient_steps == 6
     for name, count in epochs.items():
-        pairs = zip(once.model.groups()[name], ppg.model.groups()[name], strict=True)
-        assert [torch.equal(one, other) for one, other in pairs] == [count == 1] * len(ppg.model.groups()[name])
+        expected, found = parameter_groups(once.model)[name], parameter_groups(ppg.model)[name]
+        assert [torch.equal(*pair) for pair in zip(expected, found, strict=True)] == [count == 1] * len(found)
 
 
 @pytest.mark.parametrize("normalize_over", ["rollout", "minibatch"])

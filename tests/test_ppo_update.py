@@ -93,7 +93,7 @@ def test_gradients_are_those_of_stable_baselines3(spaces: Spaces, clip_vf_coef: 
     num_envs, num_steps = 4, 16
     ours = make_ppo(spaces, clip_vf_coef=clip_vf_coef, ent_coef=0.02, update_epochs=1, num_minibatches=1)
     rollout = random_rollout(ours, spaces, num_steps=num_steps, num_envs=num_envs)
-    last_values = ours.values(rollout.ends()[2]["obs"]).numpy()
+    last_values = ours.end_values(rollout.ends()[2]).numpy()
     theirs = TheirPPO(
         "MlpPolicy",
         DummyVecEnv([lambda: Nowhere(spaces)] * num_envs),

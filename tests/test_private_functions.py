@@ -32,15 +32,15 @@ def stepped(step) -> tuple[torch.Tensor, ...]:
 
 
 def test_adams_kernel_and_the_public_optimizer_give_the_same_bits():
-    for ours, public in zip(stepped(optim.fused_adam), stepped(optim.public_fused_adam), strict=True):
+    for ours, public in zip(stepped(Adam.step), stepped(optim.public_adam_step), strict=True):
         assert torch.equal(ours, public)
 
 
 def test_adam_takes_the_public_way_where_torch_has_no_such_kernel(monkeypatch):
-    expected, calls, public = stepped(optim.fused_adam), [], optim.public_fused_adam
+    expected, calls, public = stepped(Adam.step), [], optim.public_adam_step
     monkeypatch.setattr(optim, "ADAM_KERNEL", None)
-    monkeypatch.setattr(optim, "public_fused_adam", lambda *given: calls.append(public(*given)))
-    for ours, other in zip(expected, stepped(optim.fused_adam), strict=True):
+    monkeypatch.setattr(optim, "public_adam_step", lambda *given: calls.append(public(*given)))
+    for ours, other in zip(expected, stepped(Adam.step), strict=True):
         assert torch.equal(ours, other)
     assert len(calls) == 5
 

@@ -49,7 +49,7 @@ def learn(make: Callable[..., Any], env: Callable[[], gym.Env], **changes: Any) 
 
 
 def values(learner: Any, *obs: list[float]) -> list[float]:
-    return learner.values(torch.tensor(obs)).tolist()
+    return learner.end_values({"obs": torch.tensor(obs)}).tolist()
 
 
 def probability_of_one(learner: Any, obs: float) -> float:

@@ -21,8 +21,8 @@ from rl_training.data.fields import check_entries, fields_of, step_fields
 from rl_training.data.recurrent import check_memory, on_cpu, reset_rows, select_rows
 from rl_training.data.replay import Replay
 from rl_training.data.rollout import Rollout
-from rl_training.envs.backends import Envs, SyncEnvs, VectorEnvs
-from rl_training.envs.episodes import Episodes
+from rl_training.envs.backends import VectorEnvs
+from rl_training.envs.episodes import Envs, Episodes, SyncEnvs
 from rl_training.envs.factory import make_envs
 from rl_training.envs.runner import EnvRunner
 from rl_training.envs.runner_state import RunnerState

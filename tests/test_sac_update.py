@@ -21,8 +21,7 @@ from rl_training.config import InputError
 from rl_training.data.batch import tree_map
 from rl_training.data.fields import fields_of
 from rl_training.data.replay import Replay
-from rl_training.envs.backends import SyncEnvs
-from rl_training.envs.episodes import Episodes
+from rl_training.envs.episodes import Episodes, SyncEnvs
 from rl_training.envs.runner import EnvRunner
 from rl_training.models.sac import SquashedGaussianPolicy, TwinMLP
 from rl_training.ops.distributions import TanhGaussian

@@ -17,10 +17,17 @@ from probes import copy_training, random_rollout
 from rl_training.algorithms.base import setting
 from rl_training.algorithms.optim import MeanMetrics
 from rl_training.algorithms.ppo import normalize
-from rl_training.algorithms.trpo import TRPO, TRPOHyperparameters, conjugate_gradient, flat_gradient, hessian_product
+from rl_training.algorithms.trpo import (
+    TRPO,
+    TRPOHyperparameters,
+    conjugate_gradient,
+    fixed_policy,
+    flat_gradient,
+    hessian_product,
+)
 from rl_training.data.batch import flatten
 from rl_training.data.rollout import Rollout
-from rl_training.models.actor_critic import ActorCritic
+from rl_training.models.actor_critic import ActorCritic, parameter_groups
 from rl_training.models.parameters import FlatParameters
 from rl_training.ops.distributions import Categorical
 from rl_training.types import Batch, Spaces
@@ -82,7 +89,7 @@ class InDoubles:
         self.model.encoder = nn.Identity()  # type: ignore[assignment]  # ours makes float32
         perturb(self.model, 0.3)
         self.obs = torch.randn(9, 3, dtype=torch.float64)
-        self.parameters = FlatParameters(self.model.parameters()).group(self.model.groups()["policy"])
+        self.parameters = FlatParameters(self.model.parameters()).group(parameter_groups(self.model)["policy"])
         own = set(map(id, self.parameters.parameters))
         self.shapes = {name: p.shape for name, p in self.model.named_parameters() if id(p) in own}
         self.real = self.parameters.pack([torch.ones_like(p) for p in self.parameters.parameters]).bool()
@@ -100,7 +107,7 @@ class InDoubles:
 
     def product(self) -> Any:
         """Ours, on vectors without the padding."""
-        old: Any = self.model.fixed_policy(self.obs)
+        old: Any = fixed_policy(self.model, self.obs)
         padded = hessian_product(old.kl(self.model.policy(self.obs)).mean(), self.parameters)
 
         def product(v: Tensor) -> Tensor:
@@ -242,7 +249,7 @@ def test_an_update_is_that_of_sb3_contrib(
     )
     theirs.set_logger(Logger(None, []))
     copy_weights(ours.model, theirs.policy)
-    fill_their_buffer(theirs.rollout_buffer, rollout, ours.values(rollout.ends()[2]["obs"]).numpy())
+    fill_their_buffer(theirs.rollout_buffer, rollout, ours.end_values(rollout.ends()[2]).numpy())
     policy, critic = policy_bits(ours), critic_bits(ours)
     metrics = ours.update(rollout)
     theirs.train()
@@ -352,12 +359,12 @@ def test_the_critic_never_moves_the_policy_nor_the_policy_the_critic(spaces: Spa
     trpo = make_trpo(spaces, learning_rate=1e-2)
     data = flatten(trpo.learning_batch(random_rollout(trpo, spaces, num_steps=8, num_envs=4), MeanMetrics()))
     obs = data["obs"]
-    policy, critic, values = policy_bits(trpo), critic_bits(trpo), trpo.values(obs)
+    policy, critic, values = policy_bits(trpo), critic_bits(trpo), trpo.end_values({"obs": obs})
     assert len(policy) + len(critic) == len(trpo.actor.parameters.vector)
     trpo.fit_critic(data, MeanMetrics())
     assert torch.equal(policy_bits(trpo), policy)
     assert not torch.equal(critic_bits(trpo), critic)
-    error = [(x - data["target"]).square().mean() for x in (trpo.values(obs), values)]
+    error = [(x - data["target"]).square().mean() for x in (trpo.end_values({"obs": obs}), values)]
     assert error[0] < error[1]
     critic = critic_bits(trpo)
     batch = {**data, "advantage": normalize(data["advantage"])}

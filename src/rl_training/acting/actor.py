@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from rl_training.acting.paths import make_forward
 from rl_training.config import InputError
 from rl_training.data.history import num_rows
-from rl_training.models.actor_critic import ActorCritic, Architecture
+from rl_training.models.actor_critic import ActorCritic
 from rl_training.models.parameters import FlatParameters, num_parameters, pack_weights, unpack_weights
+from rl_training.models.phasic import ARCHITECTURES, PhasicActorCritic
 from rl_training.models.q_network import QNetwork
 from rl_training.models.sac import SquashedGaussianPolicy
 from rl_training.types import Array, Decision, Memory, Observation, Spaces, State, Weights
@@ -94,13 +95,11 @@ class ActorCriticActor(NetworkActor):
         hp: Any,
         *,
         device: torch.device | str = "cpu",
-        architecture: Architecture = "shared",
+        network: type[ActorCritic] = ActorCritic,
     ) -> None:
-        model = ActorCritic(
-            spaces, hp.hidden_sizes, hp.activation, log_std_init=hp.log_std_init, architecture=architecture
-        )
+        model = network(spaces, hp.hidden_sizes, hp.activation, log_std_init=hp.log_std_init)
         super().__init__(model, spaces, hp, device=device)
-        self.forward = make_forward(model.shared_encoder, *model.networks())
+        self.forward = make_forward(*model.networks())
 
     def act(self, obs: Observation, memory: Memory, *, explore: bool, rng: np.random.Generator) -> Decision:
         output, value = self.forward(obs)
@@ -111,8 +110,10 @@ class ActorCriticActor(NetworkActor):
 class PhasicActor(ActorCriticActor):
     """An actor of phasic policy gradient, where the architecture is a hyperparameter."""
 
+    model: PhasicActorCritic
+
     def __init__(self, spaces: Spaces, hp: Any, *, device: torch.device | str = "cpu") -> None:
-        super().__init__(spaces, hp, device=device, architecture=hp.architecture)
+        super().__init__(spaces, hp, device=device, network=ARCHITECTURES[hp.architecture])
 
 
 class EpsilonGreedyActor(NetworkActor):

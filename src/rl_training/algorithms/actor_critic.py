@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Literal, cast
 
 import numpy as np
 import torch
@@ -87,14 +87,10 @@ class ActorCriticLearner(Learner):
             gae_lambda=self.hp.gae_lambda,
         )
 
+    @torch.no_grad()
     def end_values(self, after: Batch) -> Tensor:
         """[M] The values of what followed the ends of a rollout: see `Rollout.ends`."""
-        return self.values(after["obs"])
-
-    @torch.no_grad()
-    def values(self, obs: Any) -> Tensor:
-        """[M] The values of observations [M, ...]."""
-        return self.model.value(to_device(obs, self.device))
+        return self.model.value(to_device(after["obs"], self.device))
 
 
 def mean_entropy(policy: Distribution, ent_coef: float) -> Tensor:

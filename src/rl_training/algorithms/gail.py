@@ -7,7 +7,7 @@ reward of the generator, which is another on-policy algorithm.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from rl_training.algorithms.optim import Adam, MeanMetrics, Optimizer, gradient_
 from rl_training.algorithms.ppo import PPO, PPOHyperparameters
 from rl_training.algorithms.trpo import TRPO, TRPOHyperparameters
 from rl_training.config import ConfigError, InputError
-from rl_training.data.batch import flatten, to_device, tree_map
+from rl_training.data.batch import flatten, rows_of, to_device, tree_map
 from rl_training.data.demonstrations import Demonstrations
 from rl_training.data.normalize import EPSILON, Normalizer, RunningMeanStd
 from rl_training.data.rollout import Rollout
@@ -136,9 +136,8 @@ class GAIL(Learner):
     @torch.no_grad()
     def rate(self, steps: Batch) -> Tensor:
         """[B] The learned reward of steps [B, ...]."""
-        parts = range(0, len(steps["action"]), ROWS)
-        rows = [tree_map(lambda x: x[i : i + ROWS], steps) for i in parts]  # noqa: B023 - called at once
-        return torch.cat([learned_reward(self.discriminator(self.points(part)), self.hp.reward) for part in rows])
+        parts = [rows_of(steps, slice(i, i + ROWS)) for i in range(0, len(steps["action"]), ROWS)]
+        return torch.cat([learned_reward(self.discriminator(self.points(part)), self.hp.reward) for part in parts])
 
     def normalized(self, reward: Tensor) -> Tensor:
         """Rewards divided by their running deviation, on the CPU. The statistics are updated first."""
@@ -152,7 +151,7 @@ class GAIL(Learner):
         """One gradient step of the discriminator, on as many steps of the expert as of the generator."""
         size = int(self.hp.disc_batch_size)
         rows = torch.from_numpy(self.rng.integers(len(steps["action"]), size=size)).to(self.device)
-        generated = self.points(tree_map(lambda x: x[rows], steps))
+        generated = self.points(rows_of(steps, rows))
         expert = self.points(self.draw_expert(size))
         weight = torch.from_numpy(self.rng.random(size, dtype=np.float32)).to(self.device)
         loss = self.loss(expert, generated, weight, metrics)
@@ -188,7 +187,7 @@ class GAIL(Learner):
     def draw_expert(self, size: int) -> Batch:
         """Steps of the expert [B, ...] on the device, observations normalised as the generator's are."""
         rows = self.rng.integers(len(self.expert_action), size=size)
-        obs: Any = tree_map(lambda x: x[rows], self.expert_obs)
+        obs = rows_of(self.expert_obs, rows)
         if self.normalizer is not None:
             obs = self.normalizer.observation(obs)
         tensors: Batch = tree_map(torch.from_numpy, {"obs": obs, "action": self.expert_action[rows]})

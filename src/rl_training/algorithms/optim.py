@@ -52,27 +52,21 @@ class Adam(Optimizer):
         self.mean, self.square = torch.zeros_like(parameters.vector), torch.zeros_like(parameters.vector)
 
     def step(self, lr: float) -> None:
-        fused_adam(self, lr)
+        if ADAM_KERNEL is None:
+            public_adam_step(self, lr)
+            return
+        self.steps += 1
+        ADAM_KERNEL(
+            [self.parameters.vector], [self.gradient], [self.mean], [self.square], [], [self.steps],
+            lr=lr, beta1=self.betas[0], beta2=self.betas[1], eps=self.eps,
+            weight_decay=0.0, amsgrad=False, maximize=False,
+        )  # fmt: skip
 
 
 ADAM_KERNEL: Any = getattr(torch, "_fused_adam_", None)  # of torch.optim.Adam(fused=True); not public
 
 
-def fused_adam(adam: Adam, lr: float) -> None:
-    """One step with torch's fused kernel."""
-    if ADAM_KERNEL is None:
-        public_fused_adam(adam, lr)
-        return
-    flat = adam.parameters
-    adam.steps += 1
-    ADAM_KERNEL(
-        [flat.vector], [adam.gradient], [adam.mean], [adam.square], [], [adam.steps],
-        lr=lr, beta1=adam.betas[0], beta2=adam.betas[1], eps=adam.eps,
-        weight_decay=0.0, amsgrad=False, maximize=False,
-    )  # fmt: skip
-
-
-def public_fused_adam(adam: Adam, lr: float) -> None:
+def public_adam_step(adam: Adam, lr: float) -> None:
     """The same kernel by way of torch.optim.Adam, whose overhead exceeds the kernel's time for small networks."""
     flat = adam.parameters
     parameter = torch.nn.Parameter(flat.vector)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from operator import itemgetter
 from typing import Any, Literal
 
 import numpy as np
@@ -21,13 +20,14 @@ from rl_training.acting.actor import PhasicActor
 from rl_training.algorithms.base import scalar, setting
 from rl_training.algorithms.optim import Adam, Jointly, MeanMetrics, Optimizer, gradient_step
 from rl_training.algorithms.ppo import PPO, PPOHyperparameters, normalize
-from rl_training.data.batch import row_minibatches, to_device, tree_map
+from rl_training.data.batch import row_minibatches, rows_of, to_device
 from rl_training.data.fields import field_of
 from rl_training.data.history import num_rows
 from rl_training.data.phase import Phase
 from rl_training.data.rollout import Rollout
-from rl_training.models.actor_critic import ActorCritic
+from rl_training.models.actor_critic import ActorCritic, parameter_groups
 from rl_training.models.parameters import FlatParameters
+from rl_training.models.phasic import PhasicActorCritic
 from rl_training.ops.distributions import Distribution, mean_kl
 from rl_training.types import Batch, Metrics, State
 
@@ -63,6 +63,7 @@ class PPGHyperparameters(PPOHyperparameters):
 class PPG(PPO):
     Hyperparameters = PPGHyperparameters
     hp: PPGHyperparameters
+    model: PhasicActorCritic
 
     def __init__(self, actor: PhasicActor, hp: PPGHyperparameters, *, rng: np.random.Generator) -> None:
         super().__init__(actor, hp, rng=rng)
@@ -70,7 +71,7 @@ class PPG(PPO):
 
     def make_optimizers(self, parameters: FlatParameters) -> dict[str, Optimizer]:
         """In the policy phase policy and value share no parameter that both train."""
-        groups = self.model.groups()
+        groups = parameter_groups(self.model)
         policy, value = (Adam(parameters.group(groups[name])) for name in ("policy", "value"))
         self.both = Jointly(parameters.group([*groups["policy"], *groups["value"]]), [policy, value])
         return {"policy": policy, "value": value, "auxiliary": Adam(parameters)}
@@ -164,5 +165,5 @@ def policy_outputs(model: ActorCritic, obs: Any, count: int) -> Tensor:
     """[M, size] in host memory, of observations [M, ...] that pass through the network in `count` parts."""
     device = model.value_head.weight.device
     rows = torch.arange(num_rows(obs)).tensor_split(min(count, num_rows(obs)))
-    parts = [tree_map(itemgetter(slice(part[0], part[-1] + 1)), obs) for part in rows]
+    parts = [rows_of(obs, slice(part[0], part[-1] + 1)) for part in rows]
     return torch.cat([model.policy_output(model.encoder(to_device(part, device))).cpu() for part in parts])

@@ -19,9 +19,10 @@ from rl_training.algorithms.optim import Adam, MeanMetrics, Optimizer, descend
 from rl_training.algorithms.ppo import normalize
 from rl_training.data.batch import flatten, row_minibatches, tree_map
 from rl_training.data.rollout import Rollout
+from rl_training.models.actor_critic import ActorCritic, parameter_groups
 from rl_training.models.parameters import FlatParameters
 from rl_training.ops.distributions import Distribution, mean_kl
-from rl_training.types import Batch, Metrics
+from rl_training.types import Batch, Metrics, TensorTree
 
 
 @dataclass(frozen=True)
@@ -55,10 +56,10 @@ class TRPO(ActorCriticLearner):
 
     def __init__(self, actor: ActorCriticActor, hp: TRPOHyperparameters, *, rng: np.random.Generator) -> None:
         super().__init__(actor, hp, rng=rng)
-        self.policy_parameters = actor.parameters.group(self.model.groups()["policy"])
+        self.policy_parameters = actor.parameters.group(parameter_groups(self.model)["policy"])
 
     def make_optimizers(self, parameters: FlatParameters) -> dict[str, Optimizer]:
-        return {"critic": Adam(parameters.group(self.model.groups()["value"]))}
+        return {"critic": Adam(parameters.group(parameter_groups(self.model)["value"]))}
 
     def update(self, rollout: Rollout) -> Metrics:
         metrics = MeanMetrics()
@@ -94,7 +95,9 @@ class TRPO(ActorCriticLearner):
             count = math.ceil(self.hp.fisher_subsample * size)
             rows = torch.from_numpy(self.rng.choice(size, count, replace=False)).to(self.device)
             obs = tree_map(lambda x: x.index_select(0, rows), obs)
-        product = hessian_product(mean_kl(self.model.fixed_policy(obs), self.model.policy(obs)), self.policy_parameters)
+        product = hessian_product(
+            mean_kl(fixed_policy(self.model, obs), self.model.policy(obs)), self.policy_parameters
+        )
         return lambda v: product(v).add_(v, alpha=self.hp.cg_damping)
 
     def natural_step(self, gradient: Tensor, product: Callable[[Tensor], Tensor]) -> Tensor:
@@ -115,7 +118,7 @@ class TRPO(ActorCriticLearner):
         Where there is none, the parameters are what they were.
         """
         hp, vector, obs = self.hp, self.policy_parameters.vector, batch["obs"]
-        start, old = vector.clone(), self.model.fixed_policy(obs)
+        start, old = vector.clone(), fixed_policy(self.model, obs)
         for i in range(hp.max_line_search_steps):
             scale = hp.backtrack_coef**i
             torch.add(start, step, alpha=scale, out=vector)
@@ -142,6 +145,13 @@ class TRPO(ActorCriticLearner):
                 descend(self.optimizers["critic"], loss, lr=self.hp.learning_rate)
                 metrics.add(value_loss=loss)
                 self.gradient_steps += 1
+
+
+@torch.no_grad()
+def fixed_policy(model: ActorCritic, obs: TensorTree) -> Distribution:
+    """The policies of observations [B, ...] as they are now: nothing of them follows the parameters."""
+    output = model.policy_output(model.encoder(obs))
+    return model.action_head.make(output, None if model.log_std is None else model.log_std.clone())
 
 
 def flat_gradient(value: Tensor, parameters: FlatParameters) -> Tensor:

@@ -19,6 +19,11 @@ def tree_map(function: Callable[[Any], Any], tree: Any) -> Any:
     return function(tree)
 
 
+def rows_of(tree: Any, rows: Any) -> Any:
+    """Rows of arrays or tensors [M, ...]: a slice, a mask or indices."""
+    return tree_map(lambda x: x[rows], tree)
+
+
 def to_device(tree: Any, device: torch.device) -> Any:
     return tree if device.type == "cpu" else tree_map(lambda x: x.to(device, non_blocking=True), tree)
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from rl_training.config import InputError
-from rl_training.data.batch import flatten, tree_map
+from rl_training.data.batch import flatten, rows_of, tree_map
 from rl_training.data.fields import NUMBER
 from rl_training.data.state_check import StateMismatch, compare_state
 from rl_training.types import Batch, Fields, State
@@ -42,7 +42,7 @@ class Phase:
             raise InputError(f"a rollout of {rows} samples does not fit into a phase of rollouts of {self._size}")
         self._make_room(len(new["target"]))
         start = self.count * self._size
-        _copy(_rows(self.arrays, start, start + self._size), new)
+        _copy(rows_of(self.arrays, slice(start, start + self._size)), new)
         self.count += 1
 
     def _make_room(self, size: int) -> None:
@@ -54,7 +54,8 @@ class Phase:
 
     def samples(self) -> Batch:
         """All that is stored [M, ...], without copying."""
-        return _rows(self.arrays, 0, self.count * self._size)
+        stored: Batch = rows_of(self.arrays, slice(self.count * self._size))
+        return stored
 
     def state_dict(self) -> State:
         return {"count": self.count, **self.samples()}
@@ -72,11 +73,6 @@ class Phase:
             self._make_room(rows // count)
         compare_state(self.state_dict(), state, "phase")
         _copy(self.samples(), {key: state[key] for key in self.fields})
-
-
-def _rows(tree: Batch, start: int, end: int) -> Batch:
-    rows: Batch = tree_map(lambda x: x[start:end], tree)
-    return rows
 
 
 def _copy(target: Batch, source: Batch) -> None:

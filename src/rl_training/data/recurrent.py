@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from rl_training.config import InputError
-from rl_training.types import Memory
+from rl_training.data.batch import any_true
+from rl_training.types import Array, Memory, Step
 
 
 def check_memory(memory: Any, num_envs: int) -> Memory:
@@ -29,6 +30,19 @@ def check_memory(memory: Any, num_envs: int) -> Memory:
             got = f"shape {tuple(value.shape)}" if known else f"type {type(value).__name__}"
             raise InputError(f"memory {key!r} should be an array with {num_envs} rows, one for each environment: {got}")
     return memory
+
+
+def remember(step: Step, before: Memory, after: Memory, first: Array) -> Memory:
+    """Add to a step the memory that `act` got and the one it returned. Gives the latter for the next call.
+
+    first [N]: where that call begins an episode, and gets zeros.
+    """
+    check_memory(after, len(first))
+    if not after:
+        return after
+    step["memory"] = before or reset_rows(after, slice(None))  # the first `act` got {}, which means zeros
+    step["next_memory"] = after
+    return reset_rows(after, first) if any_true(first) else after
 
 
 def reset_rows(memory: Memory, rows: Any) -> Memory:

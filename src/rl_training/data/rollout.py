@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rl_training.data.batch import tree_map
+from rl_training.data.batch import rows_of, tree_map
 from rl_training.data.fields import check_step, leaves
 from rl_training.data.recurrent import select_rows
 from rl_training.types import Array, Batch, Fields, Memory, Step
@@ -88,7 +88,7 @@ class Rollout:
 
     def _keep_ends(self, step: Step, time: Array, rows: Array) -> None:
         if len(rows):
-            after = {key[5:]: tree_map(lambda x: x[rows], x) for key, x in step.items() if key.startswith("next_")}
+            after = {key[5:]: rows_of(x, rows) for key, x in step.items() if key.startswith("next_")}
             self._ends.append((time, rows, after))
 
     def ends(self) -> tuple[Array, Array, Batch]:

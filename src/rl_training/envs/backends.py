@@ -1,12 +1,11 @@
-"""Backends: different ways to step N environments, all with the interface of `Envs`."""
+"""Other backends than SyncEnvs: vectorised environments and worker processes, all with the interface of `Envs`."""
 
 from __future__ import annotations
 
 import contextlib
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from copy import copy
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import gymnasium as gym
 import numpy as np
@@ -14,170 +13,14 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from rl_training.config import InputError
-from rl_training.data.batch import any_true, arrays_of, copied, put_rows, same_row
+from rl_training.data.batch import any_true, arrays_of, copied, put_rows
 from rl_training.data.state_check import StateMismatch, compare_state
 from rl_training.envs.atari import LifeCounter
-from rl_training.envs.episodes import EnvironmentFault, num_players_of, raised, reset_problem
+from rl_training.envs.episodes import Envs, EnvStep, check_state, num_players_of, reset_problem, write_rows
+from rl_training.envs.faults import EnvironmentFault, raised
 from rl_training.envs.spaces import ObservationLayout
 from rl_training.envs.workers import Workers
 from rl_training.types import Array, Observation, State
-
-
-class EnvStep(NamedTuple):
-    """One step of N environments. The arrays are valid until the step after the next."""
-
-    obs: Observation  # the observation for the next action; after a reset, the first one of the new episode
-    reward: Array  # [N] float32
-    terminated: Array  # [N] bool
-    truncated: Array  # [N] bool
-    next_obs: Observation  # the result of the action, before any reset; the same object as `obs` where no row differs
-    first: Array  # [N] bool: `obs` is the first observation of an episode
-    episode_over: Array  # [N] bool: the whole game is over, not only a life
-    live: Array | None  # [N] bool: False where the environment only reset and ignored the action; None: all are True
-
-
-class Envs(ABC):
-    """N environments with the same spaces. An environment whose episode ends is reset automatically."""
-
-    env_id: str = ""
-    num_envs: int
-    layout: ObservationLayout  # converts the environment's observations to the model's
-    single_observation_space: gym.Space  # the model's: see `model_space`
-    single_action_space: gym.Space  # the environment's
-    obs: Observation  # the observation for the next action
-    frame_stack: int = 1  # the number of newest frames in the first axis of an observation
-    num_players: int = 1  # 2: two players act in turns; see EpisodeStatistics
-
-    @abstractmethod
-    def reset(self) -> Observation: ...
-
-    @abstractmethod
-    def step(self, action: Array) -> EnvStep: ...
-
-    @abstractmethod
-    def state(self) -> State: ...
-
-    @abstractmethod
-    def load_state(self, state: State) -> list[int]:
-        """Load a state and return the environments that could not be restored. Those begin a new episode."""
-
-    def close(self) -> None:
-        return None
-
-
-class SyncEnvs(Envs):
-    """Steps Gymnasium environments one after the other, in this process. Each is wrapped in `Episodes`.
-
-    It is about as fast as SyncVectorEnv, but spends no step on a reset. Each observation is written once, into one of
-    two buffers that alternate.
-    """
-
-    def __init__(self, make: Sequence[Callable[[], gym.Env]]) -> None:
-        self.envs = [make_one() for make_one in make]
-        self.num_envs = len(self.envs)
-        self.layout = ObservationLayout(self.envs[0].observation_space)
-        self.single_observation_space = self.layout.space
-        self.single_action_space = self.envs[0].action_space
-        self.num_players = num_players_of(self.envs[0])
-        self._buffers = [self._new_buffers(), self._new_buffers()]
-        self.obs = self._buffers[0][0]
-
-    def _new_buffers(self) -> tuple[Observation, Array, Array, Array]:
-        n = self.num_envs
-        return self.layout.empty(n), np.zeros(n, np.float32), np.zeros(n, bool), np.zeros(n, bool)
-
-    def reset(self) -> Observation:
-        self.obs = self._buffers[0][0]
-        for index in range(self.num_envs):
-            self._reset_one(index, self._write_to(self.obs))
-        return self.obs
-
-    def _reset_one(self, index: int, write: Callable[[int, Any], None]) -> None:
-        obs, _ = self.envs[index].reset()  # `Episodes` name the environment in their errors
-        try:
-            write(index, obs)
-        except Exception as error:
-            raise raised(f"environment {self.env_id!r}, number {index}", "reset()", error) from error
-
-    def step(self, action: Array) -> EnvStep:
-        self._buffers.reverse()
-        obs, reward, terminated, truncated = self._buffers[0]
-        write = self._write_to(obs)
-        ended: list[tuple[int, bool]] = []
-        index = 0
-        try:
-            for index, env in enumerate(self.envs):
-                row, reward[index], term, trunc, info = env.step(action[index])
-                write(index, row)
-                terminated[index] = term
-                truncated[index] = trunc
-                if term or trunc:
-                    ended.append((index, info.get("episode_over", True)))
-        except InputError:  # from `Episodes`, which name the environment
-            raise
-        except Exception as error:  # not every step is checked there: a wrong shape, or a reward that is no number
-            raise raised(f"environment {self.env_id!r}, number {index}", "step()", error) from error
-        first = terminated | truncated
-        next_obs, episode_over = obs, first
-        if ended:
-            next_obs, episode_over = copied(obs), first.copy()
-            for index, over in ended:
-                self._reset_one(index, write)
-                episode_over[index] = over
-        self.obs = obs
-        return EnvStep(obs, reward, terminated, truncated, next_obs, first, episode_over, None)
-
-    def _write_to(self, obs: Observation) -> Callable[[int, Any], None]:
-        if self.layout.plain and isinstance(obs, np.ndarray):
-            return obs.__setitem__
-        return lambda index, row: self.layout.write(obs, index, row)
-
-    def state(self) -> State:
-        return {
-            "kind": "episodes",
-            "obs": copied(self.obs),
-            "episodes": [env.get_wrapper_attr("state")() for env in self.envs],
-        }
-
-    def load_state(self, state: State) -> list[int]:
-        states = check_state(state, "episodes", self)
-        restored = [env.get_wrapper_attr("restore")(states) for env in self.envs]
-        self.obs = self._buffers[0][0]
-        lost = write_rows(self.layout, self.obs, restored, state["obs"])
-        for index in lost:
-            self.layout.write(self.obs, index, self.envs[index].reset()[0])
-        return lost
-
-    def close(self) -> None:
-        for env in self.envs:
-            env.close()
-
-
-EPISODE: State = {"seed": int, "episode": int, "actions": np.ndarray | None}  # the pattern of `Episodes.state`
-
-
-def check_state(state: State, kind: str, envs: Envs, **more: Any) -> list[State]:
-    """The episodes of a saved state, after a check that it fits these environments. more: see compare_state."""
-    saved, episodes = state.get("kind"), state.get("episodes")
-    count = len(episodes) if isinstance(episodes, list) else 0
-    if saved != kind or (kind == "episodes" and count != envs.num_envs):
-        raise InputError(
-            f"the saved environments ({count or ''} {saved!r}) do not fit these ({envs.num_envs} {kind!r}): "
-            "resume with the backend and num_envs the run was started with"
-        )
-    compare_state({"kind": str, "obs": envs.obs, "episodes": [EPISODE] * count, **more}, state, "envs")
-    return list(state["episodes"])
-
-
-def write_rows(layout: ObservationLayout, obs: Observation, rows: Sequence[Any], saved: Observation) -> list[int]:
-    """Write restored observations to `obs`. Return the environments where they are None or differ from the saved."""
-    lost = []
-    for index, row in enumerate(rows):
-        if row is not None:
-            layout.write(obs, index, row)
-        if row is None or not same_row(obs, saved, index):
-            lost.append(index)
-    return lost
 
 
 class VectorEnvs(Envs):

@@ -10,8 +10,9 @@ import gymnasium as gym
 import numpy as np
 
 from rl_training.config import InputError, MissingPackage
+from rl_training.data.batch import rows_of
 from rl_training.data.demonstrations import Demonstrations, check_demonstrations, read_demonstrations
-from rl_training.envs.episodes import out_of_range
+from rl_training.envs.faults import out_of_range
 from rl_training.envs.space_json import space_from_json, space_to_json
 from rl_training.envs.spaces import ObservationLayout, model_space, sizes
 from rl_training.types import Array, Observation, Spaces
@@ -98,8 +99,8 @@ def _of_episodes(
         env_id=name,
         observation_space=space_to_json(observation_space),
         action_space=space_to_json(action_space),
-        obs=join([_rows(obs, slice(None, -1)) for obs in seen]),
-        next_obs=join([_rows(obs, slice(1, None)) for obs in seen]),
+        obs=join([rows_of(obs, slice(None, -1)) for obs in seen]),
+        next_obs=join([rows_of(obs, slice(1, None)) for obs in seen]),
         action=np.concatenate([np.asarray(episode.actions) for episode in episodes]),
         reward=np.concatenate([episode.rewards for episode in episodes]).astype(np.float32),
         terminated=np.concatenate([episode.terminations for episode in episodes]).astype(bool),
@@ -108,10 +109,6 @@ def _of_episodes(
     )
     check_demonstrations(found)
     return found
-
-
-def _rows(obs: Observation, rows: Any) -> Observation:
-    return {key: array[rows] for key, array in obs.items()} if isinstance(obs, dict) else obs[rows]
 
 
 def join(parts: Sequence[Observation]) -> Observation:

@@ -20,8 +20,8 @@ import rl_training.envs.board_games
 import rl_training.envs.classic  # noqa: F401  both register their ids
 from rl_training.config import AtariOptions, EnvOptions, InputError, MissingPackage, Wrappers
 from rl_training.envs import atari
-from rl_training.envs.backends import EnvPoolEnvs, Envs, SyncEnvs, VectorEnvs
-from rl_training.envs.episodes import ActionRepeat, Episodes, episode_seed, seed_process
+from rl_training.envs.backends import EnvPoolEnvs, VectorEnvs
+from rl_training.envs.episodes import ActionRepeat, Envs, Episodes, SyncEnvs, episode_seed, seed_process
 from rl_training.envs.workers import Workers
 from rl_training.types import Array
 

@@ -11,9 +11,9 @@ from gymnasium import spaces
 
 from rl_training.data.batch import any_true
 from rl_training.data.normalize import Normalizer, float_boxes
-from rl_training.data.recurrent import check_memory, reset_rows
-from rl_training.envs.backends import Envs, EnvStep
-from rl_training.envs.episodes import CHECKED_STEPS, EnvironmentFault, out_of_range, shown
+from rl_training.data.recurrent import remember
+from rl_training.envs.episodes import CHECKED_STEPS, Envs, EnvStep
+from rl_training.envs.faults import EnvironmentFault, observation_name, out_of_range, shown
 from rl_training.envs.spaces import model_side
 from rl_training.types import Array, BoxActions, Decision, Memory, Observation, Step
 
@@ -92,22 +92,12 @@ class EnvRunner:
         self.raw_obs, step["next_obs"] = result.obs, result.next_obs if self.raw_steps else next_obs
         self.first = result.first
         if decision.memory is not self.memory or self.memory:  # else the policy is memoryless
-            self._remember(step, decision.memory)
+            self.memory = remember(step, self.memory, decision.memory, self.first)
         self.live_steps = self.num_envs
         if result.live is not None:
             step["live"] = result.live
             self.live_steps = int(result.live.sum())
         return step
-
-    def _remember(self, step: Step, memory: Memory) -> None:
-        """Keep the memory that `act` returned for the next call, with zeros where episodes begin."""
-        check_memory(memory, self.num_envs)
-        if memory:
-            step["memory"] = self.memory or reset_rows(memory, slice(None))  # the first `act` got {}, which means zeros
-            step["next_memory"] = memory
-            if any_true(self.first):
-                memory = reset_rows(memory, self.first)
-        self.memory = memory
 
     def _learned_reward(self, result: EnvStep) -> Array:
         reward = result.reward
@@ -190,7 +180,6 @@ class BatchChecks:
         """space: the model's observation space."""
         self.num_envs, self.env_id = num_envs, env_id
         self.parts = dict(space.spaces) if isinstance(space, spaces.Dict) else {"": space}
-        self.names = {key: f"observation {key!r}" if key else "the observation" for key in self.parts}
         self.floats = list(float_boxes(space))
         counts = (spaces.Discrete, spaces.MultiDiscrete)
         self.counted = {key: part for key, part in self.parts.items() if isinstance(part, counts)}
@@ -204,8 +193,8 @@ class BatchChecks:
         """lengths [N]: those of the current episodes before this step."""
         if self._unchecked:
             self._unchecked -= 1
-            flags = {"terminated": result.terminated, "truncated": result.truncated}
-            check_shapes(self, result.obs, reward=result.reward, **flags)
+            check_shapes(self, result.obs)
+            check_numbers(self, reward=result.reward, terminated=result.terminated, truncated=result.truncated)
         if not all_finite(result.reward):
             raise fault_of(self, "the reward is", result.reward, ~np.isfinite(result.reward), lengths)
         self._check_observations(result.next_obs, lengths)
@@ -216,11 +205,11 @@ class BatchChecks:
         for key in self.floats:
             value = obs[key] if key else obs
             if not all_finite(value):
-                raise fault_of(self, f"{self.names[key]} is not finite:", value, ~np.isfinite(value), lengths)
+                raise fault_of(self, f"{observation_name(key)} is not finite:", value, ~np.isfinite(value), lengths)
         for key, space in self.counted.items():
             value = obs[key] if key else obs
             if any_true(wrong := out_of_range(space, value)):
-                raise fault_of(self, f"{self.names[key]} is out of range:", value, wrong, lengths)
+                raise fault_of(self, f"{observation_name(key)} is out of range:", value, wrong, lengths)
 
 
 def fault_of(checks: BatchChecks, what: str, value: Array, wrong: Array, lengths: Array | None) -> EnvironmentFault:
@@ -230,11 +219,15 @@ def fault_of(checks: BatchChecks, what: str, value: Array, wrong: Array, lengths
     return EnvironmentFault(f"environment {checks.env_id!r}, number {env}, at {when}: {what} {shown(value[env])}")
 
 
-def check_shapes(checks: BatchChecks, obs: Any, **numbers: Array) -> None:
-    """Observations as in their space, and numbers [N], of which all but the reward are bools."""
+def check_shapes(checks: BatchChecks, obs: Any) -> None:
+    """Observations as in their space."""
     for key, space in checks.parts.items():
         name = f"observations {key!r}" if key else "the observations"
         check_shape(checks, name, obs[key] if key else obs, space.shape or ())
+
+
+def check_numbers(checks: BatchChecks, **numbers: Array) -> None:
+    """Numbers [N], of which all but the reward are bools."""
     for name, value in numbers.items():
         check_shape(checks, name, value, ())
         if name != "reward" and np.asarray(value).dtype != bool:

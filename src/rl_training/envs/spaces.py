@@ -14,7 +14,7 @@ from rl_training.data.normalize import Normalizer
 from rl_training.types import Array, BoxActions, Observation, Spaces
 
 if TYPE_CHECKING:
-    from rl_training.envs.backends import Envs
+    from rl_training.envs.episodes import Envs
 
 ActionMap: TypeAlias = Callable[[Array], Array]  # from the model's actions [N, ...] to the environments'
 

@@ -18,7 +18,7 @@ import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode
 from gymnasium.vector.async_vector_env import AsyncState, _async_worker
 
-from rl_training.envs.episodes import EnvironmentFault, raised
+from rl_training.envs.faults import EnvironmentFault, raised
 from rl_training.types import Array, State
 
 IGNORED = ("SIGINT", "SIGTERM", "SIGHUP")  # sent to the whole process group; only the parent reacts to them

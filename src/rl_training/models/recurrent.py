@@ -90,7 +90,7 @@ class RecurrentActorCritic(nn.Module):
 
     def networks(self) -> tuple[nn.Sequential, nn.Sequential]:
         """(policy, value): the perceptrons after the cores; without memory, the critic's is on the features."""
-        policy, value = self.heads.networks()
+        _, policy, value = self.heads.networks()
         return policy, value if self.value_layer is None else nn.Sequential(*self.value_layer, *value)
 
     def memory_shape(self) -> dict[str, tuple[int, ...]]:

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 from rl_training.acting.actor import Actor
 from rl_training.config import InputError, Task, TrainConfig
 from rl_training.data.normalize import Normalizer
-from rl_training.envs.episodes import EnvironmentFault
 from rl_training.envs.factory import make_envs, split_env_kwargs
+from rl_training.envs.faults import EnvironmentFault
 from rl_training.envs.runner import EnvRunner
 from rl_training.envs.spaces import model_side, sizes
 from rl_training.runtime.metrics import of_task, over_tasks

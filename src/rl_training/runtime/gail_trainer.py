@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -13,10 +12,9 @@ from rl_training.algorithms.gail import GAIL, GAILHyperparameters
 from rl_training.config import ConfigError, EnvOptions, InputError, TrainConfig
 from rl_training.data.demonstrations import Demonstrations
 from rl_training.envs.demonstrations import load_demonstrations
-from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.on_policy import run_on_policy
 from rl_training.runtime.outcome import TrainResult
-from rl_training.runtime.recipe import Recipe
+from rl_training.runtime.recipe import Recipe, trainer
 from rl_training.runtime.run import TrainingRun
 
 GAIL_RECIPE = Recipe(
@@ -29,15 +27,10 @@ GAIL_RECIPE = Recipe(
 )
 
 
-def train_gail(
-    config: TrainConfig, *, run_suffix: str | None = None, callbacks: Sequence[Callback] = (), **options: Any
-) -> TrainResult:
+def run_gail(config: TrainConfig, recipe: Recipe, **options: Any) -> TrainResult:
     check_reward_wrapper(config)
     learner = partial(GAIL, demonstrations=demonstrations_of(config))
-    recipe = dataclasses.replace(GAIL_RECIPE, learner=learner)
-    return run_on_policy(
-        config, recipe, run_suffix=run_suffix, callbacks=callbacks, prepare=share_normalizer, **options
-    )
+    return run_on_policy(config, dataclasses.replace(recipe, learner=learner), prepare=share_normalizer, **options)
 
 
 def demonstrations_of(config: TrainConfig) -> Demonstrations:
@@ -63,3 +56,6 @@ def share_normalizer(run: TrainingRun) -> None:
     """Let the learner normalise the expert's observations as the policy's are."""
     assert isinstance(run.learner, GAIL)
     (run.learner.normalizer,) = run.source.normalizers
+
+
+train_gail = trainer(run_gail, GAIL_RECIPE)

@@ -5,18 +5,19 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from rl_training.config import InputError, TrainConfig
-from rl_training.envs.episodes import EnvironmentFault
+from rl_training.envs.faults import EnvironmentFault
 from rl_training.runtime.callbacks import Callback, build_callbacks, name_callbacks
 from rl_training.runtime.checkpoints import Checkpoint
 from rl_training.runtime.controls import Controls
 from rl_training.runtime.interrupts import Interrupts
-from rl_training.runtime.metrics import RunningMeans, TrainingDiverged, check_finite, over_tasks
+from rl_training.runtime.metrics import RunningMeans
 from rl_training.runtime.outcome import TrainingInterrupted, TrainResult, last_good
 from rl_training.runtime.preview import schedule_warnings
 from rl_training.runtime.progress import Progress, make_progress
@@ -26,6 +27,7 @@ from rl_training.runtime.restoring import checkpoint_errors, resume_notes
 from rl_training.runtime.run_checkpoints import IfMissing, RunCheckpoints, RunState
 from rl_training.runtime.run_evaluations import RunEvaluations
 from rl_training.runtime.run_folder import open_folder, write_status
+from rl_training.runtime.run_log import check_metrics, write_log
 from rl_training.runtime.setup import build_agent, has_convolutions, quick_kernels, with_env_defaults
 from rl_training.runtime.sources import open_source
 from rl_training.types import Metrics, Reports
@@ -54,14 +56,14 @@ class TrainingRun:
         self.config = config = with_env_defaults(config, recipe)
         self.recipe, self.resume = recipe, resume
         self.controls = Controls.of(config, recipe.hyperparameters)
-        self.step, self.recorded, self._logged = 0, 0, -1  # env steps: now, at the last record, at the last log line
+        self.step, self.recorded, self.logged = 0, 0, -1  # env steps: now, at the last record, at the last log line
         self.metrics: Metrics = {}
         self.means = RunningMeans()
         self.stop_reason: str | None = None
         self.evaluation = RunEvaluations(self)
         self.checkpoints = RunCheckpoints(self, resume)
         self.parts = self.checkpoints.parts
-        self.interrupts = Interrupts(self._interrupt)
+        self.interrupts = Interrupts(partial(interrupt, self))
         self.entered = False
         self.progress: Progress = make_progress(progress, schedule_names=tuple(self.controls.varying))
         with contextlib.ExitStack() as undo:  # a run that cannot be made leaves the process as it was
@@ -69,7 +71,11 @@ class TrainingRun:
             undo.enter_context(own_global_state(seed_of(config.seed, "process")))
             self.source = open_source(config, recipe)
             undo.callback(self.source.close)
-            self._build()
+            self.keep("controls", self.controls, if_missing="refuse")
+            self._in_force = self.controls.at(0)
+            agent = build_agent(config, recipe, self.controls, self.source, resume)
+            self.actor, self.learner, self.players, self.fields, self.device = agent
+            keep_agent(self)
             self.callbacks = [*build_callbacks(config.callbacks), *callbacks]
             prepare(self)
             for name, callback in name_callbacks(self.callbacks).items():
@@ -77,18 +83,6 @@ class TrainingRun:
             self.keep("run", RunState(self), if_missing="refuse")
             self.dir, self.log = open_folder(self, run_suffix)
             self.undo = undo.pop_all()
-
-    def _build(self) -> None:
-        self.keep("controls", self.controls, if_missing="refuse")
-        self._in_force = self.controls.at(0)
-        agent = build_agent(self.config, self.recipe, self.controls, self.source, self.resume)
-        self.actor, self.learner, self.players, self.fields, self.device = agent
-        for name, part in {"actor": self.actor, "learner": self.learner, **self.source.parts()}.items():
-            self.keep(name, part, if_missing="refuse")
-        self.advance(0)
-        if self.resume is not None:
-            with checkpoint_errors(f"{self.resume.path}: no action can be chosen with its state"):
-                self.source.try_acting()
 
     @property
     def running(self) -> bool:
@@ -107,10 +101,6 @@ class TrainingRun:
     def stop(self, reason: str) -> None:
         """Stop after the current record; `reason` is printed and saved."""
         self.stop_reason = self.stop_reason or reason
-
-    def _interrupt(self, reason: str) -> None:
-        self.stop(reason)
-        self.progress.message("stopping at the next checkpoint; press Ctrl-C again to quit without one")
 
     def keep(self, name: str, part: Any, *, in_best: bool = True, if_missing: IfMissing = "report") -> None:
         """Make `part` belong to the run: saved with it and, when resuming, restored with it.
@@ -142,11 +132,11 @@ class TrainingRun:
 
     def record(self, metrics: Reports) -> None:
         """End one iteration: log it and, when they are due, evaluate, call the callbacks and save."""
-        self.check_finite(self.means.add(metrics))
+        check_metrics(self, self.means.add(metrics))
         before, self.recorded = self.recorded, self.step
         evaluate = crossed(self.config.eval_interval, before, self.step)
         if evaluate or crossed(self.config.log_interval, before, self.step):
-            self.write_log()
+            write_log(self)
         if evaluate:
             self.evaluate()
         if not self.evaluation.due:
@@ -158,36 +148,6 @@ class TrainingRun:
         for callback in self.callbacks:
             callback(self)
         self.take_writes()
-
-    def check_finite(self, metrics: Metrics) -> None:
-        try:
-            check_finite(metrics, self.step)
-        except TrainingDiverged as diverged:
-            remedy = f"try a lower learning rate; {last_good(self.checkpoints.wait_for_last_good())}"
-            raise TrainingDiverged(diverged.step, diverged.name, diverged.value, remedy=remedy) from None
-
-    def current(self) -> Metrics:
-        """The metrics of this moment, without means of updates and evaluations."""
-        trained = self.step - (self.resume.step if self.resume else 0)
-        seconds = time.perf_counter() - self.started - self.evaluation.seconds
-        return {
-            "global_step": self.step,
-            "gradient_steps": self.learner.gradient_steps,
-            **over_tasks(self.source.recent()),
-            "steps_per_second": trained / max(seconds, 1e-9),
-            **self.controls.scalars_of(self.learner.hp),
-        }
-
-    def write_log(self) -> None:
-        if self._logged == self.step:
-            return
-        self._logged = self.step
-        means = self.means.mean()
-        self.check_finite(means)
-        record = means | self.current()
-        self.metrics |= record
-        self.log.write(record)
-        self.progress.update(self.step, self.metrics)
 
     def evaluate(self) -> None:
         """Evaluate the current policy; the best so far is saved as `checkpoints/best`."""
@@ -217,6 +177,21 @@ class TrainingRun:
         close(self, error)
 
 
+def keep_agent(run: TrainingRun) -> None:
+    """Make actor, learner and source belong to the run, and show that what is resumed fits together."""
+    for name, part in {"actor": run.actor, "learner": run.learner, **run.source.parts()}.items():
+        run.keep(name, part, if_missing="refuse")
+    run.advance(0)
+    if run.resume is not None:
+        with checkpoint_errors(f"{run.resume.path}: no action can be chosen with its state"):
+            run.source.try_acting()
+
+
+def interrupt(run: TrainingRun, reason: str) -> None:
+    run.stop(reason)
+    run.progress.message("stopping at the next checkpoint; press Ctrl-C again to quit without one")
+
+
 def begin(run: TrainingRun) -> None:
     """Start the clock and the display, react to signals, and make up for an evaluation that was interrupted."""
     run.started = time.perf_counter()
@@ -235,7 +210,7 @@ def begin(run: TrainingRun) -> None:
 
 def finish(run: TrainingRun) -> TrainResult:
     path = run.save()  # before the log, which resets the means: a resumed run continues with these
-    run.write_log()
+    write_log(run)
     if not run.interrupts.received and not run.just_evaluated:
         run.evaluate()
     with run.progress.phases.during("saving"):

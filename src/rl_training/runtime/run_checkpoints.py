@@ -13,6 +13,7 @@ from rl_training.runtime.outcome import TrainingFailed
 from rl_training.runtime.randomness import global_state, set_global_state
 from rl_training.runtime.restoring import missing_note, restore_part
 from rl_training.runtime.run_folder import config_to_dict
+from rl_training.runtime.run_log import check_metrics
 from rl_training.runtime.saving import Saver
 from rl_training.types import State
 
@@ -81,7 +82,7 @@ class RunCheckpoints:
                 raise self.failure(f"old checkpoints in {folder} cannot be removed: {error}") from error
 
         if self._newest != path:
-            run.check_finite(run.means.read())  # a diverged run must not replace the last good checkpoint
+            check_metrics(run, run.means.read())  # a diverged run must not replace the last good checkpoint
             self._write(path, wait=wait, then=prune)
         return path
 

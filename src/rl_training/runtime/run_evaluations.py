@@ -7,6 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 from rl_training.runtime.evaluation import describe_evaluation, evaluate
+from rl_training.runtime.run_log import current
 
 if TYPE_CHECKING:
     from rl_training.runtime.run import TrainingRun
@@ -31,9 +32,9 @@ class RunEvaluations:
             return
         self.seconds += time.perf_counter() - started
         self.count, self.step = self.count + 1, run.step
-        current = run.current()
-        run.metrics |= result | current
-        run.log.write(current | result)
+        metrics = current(run)
+        run.metrics |= result | metrics
+        run.log.write(metrics | result)
         run.progress.update(run.step, run.metrics, line=False)
         run.progress.message(f"evaluation at step {run.step:,}: {describe_evaluation(result)}")
         if result["eval_return_mean"] > self.best_here:

@@ -73,7 +73,6 @@ class LocalSource:
         self.normalizers = [runner.normalizer for runner in self.runners]
         self.env_steps = 0
         self.actors: list[Actor] = []
-        self._hp: Any = None
         self._random = [RandomActor(spaces) for spaces in self.spaces]
         self._rollout: Rollout | None = None
 
@@ -81,9 +80,6 @@ class LocalSource:
         self.actors, self.fields = list(actors), list(fields)
 
     def use(self, hp: Any) -> None:
-        if hp is self._hp:
-            return
-        self._hp = hp
         for actor, normalizer in zip(self.actors, self.normalizers, strict=True):
             actor.hp = hp
             if normalizer is not None and hasattr(hp, "gamma"):
@@ -99,13 +95,12 @@ class LocalSource:
         (runner,), (actor,), (fields,) = self.runners, self.actors, self.fields
         if self._rollout is None:
             self._rollout = Rollout(actor.hp.num_steps, runner.num_envs, fields)
-        rollout, env_steps = self._rollout, 0
+        rollout, self.env_steps = self._rollout, 0
         rollout.reset()
         while not rollout.full:
             rollout.add(runner.step(actor.act))
-            env_steps += runner.live_steps
-            on_step(env_steps)
-        self.env_steps = env_steps
+            self.env_steps += runner.live_steps
+            on_step(self.env_steps)
         return rollout
 
     def recent(self) -> dict[str, Metrics]:
@@ -116,17 +111,12 @@ class LocalSource:
             actor.act(runner.obs, runner.memory, explore=True, rng=np.random.default_rng(0))
 
     def parts(self) -> dict[str, Any]:
-        normalizers = {str(i): part for i, part in enumerate(self.normalizers) if part is not None}
-        runners = {str(i): RunnerState(runner) for i, runner in enumerate(self.runners)}
-        parts: dict[str, dict[str, Any]] = {"normalizer": normalizers, "runner": runners}  # loaded in this order
-        if len(self.runners) == 1:
-            return {name: part["0"] for name, part in parts.items() if part}
-        return {name: Together(part) for name, part in parts.items() if part}
+        return parts_of(self.runners)
 
     def facts(self) -> dict[str, Any]:
         return {
-            "backend": self._of_tasks([type(runner.envs).__name__ for runner in self.runners]),
-            "environments_not_restored": self._of_tasks([runner.not_restored for runner in self.runners]),
+            "backend": by_task(self.names, [type(runner.envs).__name__ for runner in self.runners]),
+            "environments_not_restored": by_task(self.names, [runner.not_restored for runner in self.runners]),
         }
 
     def not_restored(self) -> Mapping[str, tuple[list[int], int]]:
@@ -134,17 +124,28 @@ class LocalSource:
         return {name: (runner.not_restored, runner.num_envs) for name, runner in runners if runner.not_restored}
 
     def spaces_json(self) -> dict[str, Any]:
-        spaces: dict[str, Any] = self._of_tasks([spaces_to_json(runner) for runner in self.runners])
+        spaces: dict[str, Any] = by_task(self.names, [spaces_to_json(runner) for runner in self.runners])
         return spaces
-
-    def _of_tasks(self, values: Sequence[Any]) -> Any:
-        """The only value, or the values by task."""
-        return values[0] if len(values) == 1 else dict(zip(self.names, values, strict=True))
 
     def close(self) -> None:
         with contextlib.ExitStack() as closing:  # if one fails, the others are closed nevertheless
             for runner in self.runners:
                 closing.callback(runner.close)
+
+
+def by_task(names: Sequence[str], values: Sequence[Any]) -> Any:
+    """The only value, or the values by task."""
+    return values[0] if len(values) == 1 else dict(zip(names, values, strict=True))
+
+
+def parts_of(runners: Sequence[EnvRunner]) -> dict[str, Any]:
+    """See Source.parts."""
+    normalizers = {str(i): r.normalizer for i, r in enumerate(runners) if r.normalizer is not None}
+    states = {str(i): RunnerState(r) for i, r in enumerate(runners)}
+    parts: dict[str, dict[str, Any]] = {"normalizer": normalizers, "runner": states}  # loaded in this order
+    if len(runners) == 1:
+        return {name: part["0"] for name, part in parts.items() if part}
+    return {name: Together(part) for name, part in parts.items() if part}
 
 
 def open_source(config: TrainConfig, recipe: Recipe) -> Source:

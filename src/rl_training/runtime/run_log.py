@@ -1,0 +1,48 @@
+"""The lines of a run's log: means of its updates, and the numbers of the moment."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from rl_training.runtime.metrics import TrainingDiverged, check_finite, over_tasks
+from rl_training.runtime.outcome import last_good
+from rl_training.types import Metrics
+
+if TYPE_CHECKING:
+    from rl_training.runtime.run import TrainingRun
+
+
+def write_log(run: TrainingRun) -> None:
+    """Write the means since the last line, and show them."""
+    if run.logged == run.step:
+        return
+    run.logged = run.step
+    means = run.means.mean()
+    check_metrics(run, means)
+    record = means | current(run)
+    run.metrics |= record
+    run.log.write(record)
+    run.progress.update(run.step, run.metrics)
+
+
+def current(run: TrainingRun) -> Metrics:
+    """The metrics of this moment, without means of updates and evaluations."""
+    trained = run.step - (run.resume.step if run.resume else 0)
+    seconds = time.perf_counter() - run.started - run.evaluation.seconds
+    return {
+        "global_step": run.step,
+        "gradient_steps": run.learner.gradient_steps,
+        **over_tasks(run.source.recent()),
+        "steps_per_second": trained / max(seconds, 1e-9),
+        **run.controls.scalars_of(run.learner.hp),
+    }
+
+
+def check_metrics(run: TrainingRun, metrics: Metrics) -> None:
+    """Raise TrainingDiverged where a number is not finite."""
+    try:
+        check_finite(metrics, run.step)
+    except TrainingDiverged as diverged:
+        remedy = f"try a lower learning rate; {last_good(run.checkpoints.wait_for_last_good())}"
+        raise TrainingDiverged(diverged.step, diverged.name, diverged.value, remedy=remedy) from None
