@@ -64,8 +64,12 @@ def by_definition(
 @pytest.mark.parametrize(("rho_bar", "c_bar"), [(1.0, 1.0), (2.0, 1.2), (0.6, 0.3), (math.inf, math.inf)])
 @pytest.mark.parametrize("seed", [0, 1])
 def test_is_the_sum_over_products_of_the_paper(gae_lambda: float, rho_bar: float, c_bar: float, seed: int) -> None:
-    data, options = experience(seed=seed), {"gamma": GAMMA, "gae_lambda": gae_lambda, "rho_bar": rho_bar, "c_bar": c_bar}
-    assert data["terminated"].any() and data["truncated"][:-1].any()
+    data, options = (
+        experience(seed=seed),
+        {"gamma": GAMMA, "gae_lambda": gae_lambda, "rho_bar": rho_bar, "c_bar": c_bar},
+    )
+    assert data["terminated"].any()
+    assert data["truncated"][:-1].any()
     expected = by_definition(data, **options)
     for ours, theirs in zip(vtrace(**data, **options), expected, strict=True):
         np.testing.assert_allclose(ours.numpy(), theirs, atol=1e-10, rtol=1e-10)
@@ -81,8 +85,8 @@ def test_of_the_own_policy_it_is_gae(gae_lambda: float) -> None:
     target, advantage = vtrace(**data, gamma=GAMMA, gae_lambda=gae_lambda)
     del data["log_ratio"]
     expected = gae(**data, gamma=GAMMA, gae_lambda=gae_lambda)
-    torch.testing.assert_close(advantage, expected, atol=1e-10, rtol=0)
-    torch.testing.assert_close(target, expected + data["value"], atol=1e-10, rtol=0)
+    torch.testing.assert_close(advantage, expected, atol=1e-8, rtol=0)
+    torch.testing.assert_close(target, expected + data["value"], atol=1e-8, rtol=0)
 
 
 def test_one_step_without_clipping_mixes_return_and_value_by_the_ratio() -> None:
