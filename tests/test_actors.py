@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
@@ -12,8 +13,9 @@ from rl_training.runtime.checkpoints import load_checkpoint
 from rl_training.runtime.impala_trainer import train_impala
 from rl_training.runtime.ppo_trainer import train_ppo
 from rl_training.runtime.run import TrainingRun
-from rl_training.runtime.sources import LaggingSource, LocalSource
-from test_contract import assert_same_future, same, weights
+from rl_training.runtime.sources import LaggingSource, LocalSource, PublishedWeights
+from rl_training.types import Weights
+from test_contract import assert_equal_state, assert_same_future, same, weights
 from test_spaces_in_training import SPACES
 
 ASYNCHRONOUS = sorted(name for name, entry in ALGORITHMS.items() if entry.recipe.asynchronous)
@@ -80,7 +82,24 @@ def test_an_actor_that_is_given_the_newest_weights_trains_as_a_shared_one(algo, 
     monkeypatch.setattr(LaggingSource, "__init__", lambda *args, lag, **more: init(*args, lag=0, **more))
     copied = train(tiny_config(algo, lagging(5)), progress="silent")
     assert copied.metrics["policy_lag_max"] == 0
-    assert same(weights(shared.checkpoint_path), weights(copied.checkpoint_path))
+    states = [load_checkpoint(result.checkpoint_path).state for result in (shared, copied)]
+    for part in ("actor", "learner", "runner"):
+        assert_equal_state(states[0][part], states[1][part])
+    assert_equal_state(*(state["run"]["generators"] for state in states))  # the actor's first weights were drawn apart
+
+
+def test_weights_are_published_once_for_each_version():
+    class Counter:
+        version = 3
+
+        def weights(self):
+            return Weights(np.full(2, self.version, np.float32), {}, self.version)
+
+    published, actor = PublishedWeights(2), Counter()
+    oldest = []
+    for actor.version in (3, 3, 4, 4, 5, 5, 7):
+        oldest.append(published.add(actor).version)
+    assert oldest == [3, 3, 3, 3, 4, 4, 5]
 
 
 @each
