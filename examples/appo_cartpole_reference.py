@@ -15,7 +15,7 @@ args = parser.parse_args()
 
 def report(run) -> None:
     """Called after every update; `run.stop(reason)` would end training here."""
-    if run.step % 50_000 < 40:
+    if run.step % 50_000 < 16 * 32:
         print(
             f"step {run.step:,}: return of the last episodes {run.metrics.get('train_return_mean', float('nan')):.1f}"
         )
@@ -26,9 +26,17 @@ config = TrainConfig(
     env_id="CartPole-v1",
     total_timesteps=args.total_timesteps,
     output_dir=args.output_dir,
-    num_envs=8,
-    env_kwargs={"wrappers": {"normalize_observation": False, "normalize_reward": False}},
-    algo_kwargs={"gae_lambda": 1.0, "learning_rate": {"kind": "linear", "start": 7e-4, "end": 0.0}},
+    num_envs=16,
+    env_kwargs={"wrappers": {"normalize_reward": False}},
+    algo_kwargs={
+        "num_steps": 32,
+        "num_minibatches": 1,
+        "update_epochs": 10,
+        "gamma": 0.98,
+        "gae_lambda": 0.95,
+        "learning_rate": {"kind": "linear", "start": 1e-3, "end": 0.0},
+        "clip_coef": {"kind": "linear", "start": 0.2, "end": 0.05},
+    },
 )
 result = train(config, callbacks=[report], progress="silent")
 metrics = evaluate_checkpoint(result.checkpoint_path, num_episodes=args.eval_episodes)

@@ -15,7 +15,7 @@ args = parser.parse_args()
 
 def report(run) -> None:
     """Called after every update; `run.stop(reason)` would end training here."""
-    if run.step % 50_000 < 40:
+    if run.step % 50_000 < 16 * 20:
         print(
             f"step {run.step:,}: return of the last episodes {run.metrics.get('train_return_mean', float('nan')):.1f}"
         )
@@ -26,9 +26,15 @@ config = TrainConfig(
     env_id="CartPole-v1",
     total_timesteps=args.total_timesteps,
     output_dir=args.output_dir,
-    num_envs=8,
-    env_kwargs={"wrappers": {"normalize_observation": False, "normalize_reward": False}},
-    algo_kwargs={"gae_lambda": 1.0, "learning_rate": {"kind": "linear", "start": 7e-4, "end": 0.0}},
+    num_envs=16,
+    env_kwargs={"wrappers": {"normalize_reward": False}},
+    algo_kwargs={
+        "num_steps": 20,
+        "num_minibatches": 4,
+        "optimizer": "adam",
+        "ent_coef": 0.0,
+        "learning_rate": {"kind": "linear", "start": 1e-3, "end": 0.0},
+    },
 )
 result = train(config, callbacks=[report], progress="silent")
 metrics = evaluate_checkpoint(result.checkpoint_path, num_episodes=args.eval_episodes)
