@@ -41,6 +41,7 @@ PLANNING: dict[str, Any] = {
 }
 TINY: dict[str, dict[str, Any]] = {  # sizes that make an algorithm's run take a moment
     "a2c": {"num_steps": 8},
+    "appo": {"num_steps": 16, "num_minibatches": 2, "update_epochs": 2},
     "dqn": {
         "hidden_sizes": [16],
         "batch_size": 8,
@@ -53,6 +54,7 @@ TINY: dict[str, dict[str, Any]] = {  # sizes that make an algorithm's run take a
     },
     "efficientzero": PLANNING | {"lstm_horizon": 2, "n_step_decay": 100, "lstm_size": 8, "projection_size": 8},
     "gumbel_muzero": PLANNING,
+    "impala": {"num_steps": 8},
     "muzero": PLANNING,
     "ppg": {
         "num_steps": 16,

@@ -11,7 +11,8 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from rl_training.algorithms.actor_critic import actor_critic_fields
+from rl_training.acting.actor import VersionedActor
+from rl_training.algorithms.actor_critic import actor_critic_fields, versioned_fields
 from rl_training.data.rollout import Rollout
 from rl_training.types import Array, Spaces, Step
 
@@ -147,7 +148,8 @@ class ProbeRunner:
 
 
 def empty_rollout(learner: Any, spaces: Spaces, num_steps: int, num_envs: int) -> Rollout:
-    fields = actor_critic_fields(spaces, learner.hp)
+    versioned = isinstance(learner.actor, VersionedActor)
+    fields = (versioned_fields if versioned else actor_critic_fields)(spaces, learner.hp)
     del fields["first"]  # steps are made here without it
     return Rollout(num_steps, num_envs, fields)
 

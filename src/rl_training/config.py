@@ -109,8 +109,7 @@ class Wrappers(Options):
     )
     normalize_reward: StrictBool | None = Field(
         None,
-        description="divide by the return's running deviation; "
-        "default: for ppo, a2c, trpo, ppg, recurrent_ppo; not on Atari",
+        description="divide by the return's running deviation; default: on-policy algorithms but gail, not on Atari",
     )
 
 
@@ -129,6 +128,22 @@ class EnvOptions(Options):
     @classmethod
     def of(cls, env_kwargs: Mapping[str, Any]) -> EnvOptions:
         return cls.model_validate({key: value for key, value in env_kwargs.items() if key in cls.model_fields})
+
+
+class Execution(Options):
+    """Where the actors play, and how far they may be behind the learner."""
+
+    backend: Literal["serial"] = Field("serial", description="serial: actors play in the learner's process, in turns")
+    simulate_lag: Int = Field(
+        0, ge=0, le=10_000, description="act with the weights of this many updates ago, to measure what lag does"
+    )
+
+    @classmethod
+    def of(cls, execution: Mapping[str, Any]) -> Execution:
+        try:
+            return cls.model_validate(dict(execution))
+        except ValidationError as error:
+            raise ConfigError(problems_of(error, ("execution",), cls.model_fields)) from None
 
 
 def raises_config_errors(config: C) -> C:
@@ -180,6 +195,7 @@ class TrainConfig:
     eval_env_kwargs: dict[str, Any] = Field(
         default_factory=dict, description="replace keys of env_kwargs in evaluation"
     )
+    execution: dict[str, Any] = Field(default_factory=dict, description="actors of impala and appo, see below")
     callbacks: dict[str, Any] = Field(default_factory=dict, description="early_stopping and time_limit, see below")
     wandb: StrictBool | dict[str, Any] = Field(
         default=False, description="log to Weights & Biases too; a mapping is passed to wandb.init"

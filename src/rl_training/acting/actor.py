@@ -107,6 +107,14 @@ class ActorCriticActor(NetworkActor):
         return decide(policy, value, memory, sample=explore or not self.hp.deterministic_eval, rng=rng)
 
 
+class VersionedActor(ActorCriticActor):
+    """Also stores the version of its weights with each step: how old the policy is when a learner uses the step."""
+
+    def act(self, obs: Observation, memory: Memory, *, explore: bool, rng: np.random.Generator) -> Decision:
+        action, memory, extras = super().act(obs, memory, explore=explore, rng=rng)
+        return Decision(action, memory, {**extras, "version": np.full(len(action), self.version, np.int64)})
+
+
 class PhasicActor(ActorCriticActor):
     """An actor of phasic policy gradient, where the architecture is a hyperparameter."""
 

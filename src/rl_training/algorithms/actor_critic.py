@@ -14,7 +14,7 @@ from rl_training.acting.actor import ActorCriticActor
 from rl_training.algorithms.base import Learner, scalar, setting
 from rl_training.algorithms.optim import Adam, MeanMetrics, Optimizer
 from rl_training.data.batch import to_device
-from rl_training.data.fields import NUMBER, step_fields
+from rl_training.data.fields import COUNT, NUMBER, step_fields
 from rl_training.data.rollout import Rollout
 from rl_training.models.parameters import FlatParameters
 from rl_training.ops.distributions import Distribution
@@ -48,6 +48,11 @@ class ActorCriticHyperparameters(OnPolicyHyperparameters):
 def actor_critic_fields(spaces: Spaces, hp: OnPolicyHyperparameters) -> Fields:
     """A step also holds the log-probability of its action and the value of its state, at the time of acting."""
     return step_fields(spaces, {"logprob": NUMBER, "value": NUMBER})
+
+
+def versioned_fields(spaces: Spaces, hp: OnPolicyHyperparameters) -> Fields:
+    """A step also holds the version of the weights that chose its action: see `VersionedActor`."""
+    return actor_critic_fields(spaces, hp) | {"version": COUNT}
 
 
 class ActorCriticLearner(Learner):
@@ -91,6 +96,12 @@ class ActorCriticLearner(Learner):
     def end_values(self, after: Batch) -> Tensor:
         """[M] The values of what followed the ends of a rollout: see `Rollout.ends`."""
         return self.model.value(to_device(after["obs"], self.device))
+
+
+def policy_lag(version: int, acted: Tensor) -> dict[str, Tensor]:
+    """How many updates the policies that acted are behind `version`; acted [T, N]: their versions."""
+    lag = (version - acted).float()
+    return {"policy_lag_mean": lag.mean(), "policy_lag_max": lag.max()}
 
 
 def mean_entropy(policy: Distribution, ent_coef: float) -> Tensor:

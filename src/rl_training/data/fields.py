@@ -15,6 +15,7 @@ from rl_training.types import Field, Fields, Spaces, Step
 
 FLAG = Field((), np.dtype(bool))
 NUMBER = Field((), np.dtype(np.float32))
+COUNT = Field((), np.dtype(np.int64))
 NO_COLUMNS = ("live", "memory")
 
 

@@ -15,6 +15,7 @@ from rl_training.config import (
     ConfigError,
     Document,
     EnvOptions,
+    Execution,
     InputError,
     Options,
     Problem,
@@ -116,6 +117,7 @@ def check(data: Mapping[str, Any], *, allow_import: bool, needs_env: bool = True
         *_check_env_kwargs("env_kwargs", data),
         *_check_env_kwargs("eval_env_kwargs", data),
         *(_check_options(CallbackOptions, callbacks, ("callbacks",)) if isinstance(callbacks, Mapping) else ()),
+        *_check_execution(data),
         *_check_early_stopping(data),
         *_problems("device", device_problem(device) if isinstance(device, str) else None),
         *_problems("num_threads", threads_problem(data.get("num_threads", "auto"))),
@@ -206,6 +208,17 @@ def _check_options(options: type[Options], data: Mapping[str, Any], path: tuple[
     except ValidationError as error:
         return problems_of(error, path, options.model_fields)
     return []
+
+
+def _check_execution(data: Mapping[str, Any]) -> list[Problem]:
+    """Actors that lag behind are only for algorithms that correct for it."""
+    algo, execution = data.get("algo"), data.get("execution")
+    if not execution or not isinstance(execution, Mapping):
+        return []
+    if algo in ALGORITHMS and not ALGORITHMS[algo].recipe.asynchronous:
+        able = " or ".join(name for name, entry in ALGORITHMS.items() if entry.recipe.asynchronous)
+        return _problems("execution", f"{algo} acts with the newest weights alone: leave it out, or use {able}")
+    return _check_options(Execution, execution, ("execution",))
 
 
 def _check_early_stopping(data: Mapping[str, Any]) -> list[Problem]:

@@ -28,6 +28,7 @@ class Recipe:
     num_envs: int = 8  # by default
     raw_steps: bool = False  # whether steps are stored as observed and normalised when sampled: see EnvRunner
     random_start: bool = False  # whether actions are uniformly random before `learning_starts`
+    asynchronous: bool = False  # whether it can learn from actors with older weights: the config's `execution`
     actions: str = "Discrete, MultiDiscrete, MultiBinary, Box"
     observations: str = "Box (vectors, images), Discrete, MultiDiscrete, MultiBinary, Dict, Tuple"
 

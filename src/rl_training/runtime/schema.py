@@ -7,7 +7,7 @@ from typing import Any, Union
 
 from pydantic import TypeAdapter
 
-from rl_training.config import AtariOptions, EnvOptions, Options, TrainConfig, Wrappers, config_fields
+from rl_training.config import AtariOptions, EnvOptions, Execution, Options, TrainConfig, Wrappers, config_fields
 from rl_training.runtime.callbacks import CallbackOptions, EarlyStoppingOptions, TimeLimitOptions
 from rl_training.runtime.hyperparameters import PARTS, Hyperparameter, hyperparameters_of, names_of, type_name
 from rl_training.runtime.registry import ALGORITHMS
@@ -22,6 +22,7 @@ def json_schema() -> dict[str, Any]:
     definitions = root.setdefault("$defs", {})
     definitions |= _schedule_definitions()
     mappings: dict[str, Any] = {"env_kwargs": EnvOptions, "eval_env_kwargs": EnvOptions, "callbacks": CallbackOptions}
+    mappings["execution"] = Execution
     for key, model in mappings.items():
         schema = TypeAdapter(model).json_schema()
         definitions |= schema.pop("$defs", {})
@@ -104,6 +105,8 @@ def reference() -> str:
         _options_table(Wrappers.model_fields),
         "### wrappers.atari",
         _options_table(AtariOptions.model_fields),
+        "## execution",
+        _options_table(Execution.model_fields),
         "## callbacks",
         _options_table(CallbackOptions.model_fields),
         "### early_stopping",

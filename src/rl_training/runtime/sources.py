@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import math
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 from typing import Any, Protocol
 
 import numpy as np
+import torch
 
 from rl_training.acting.actor import Actor, RandomActor
-from rl_training.config import TrainConfig
+from rl_training.config import ConfigError, Execution, TrainConfig
 from rl_training.data.normalize import Normalizer
 from rl_training.data.rollout import Rollout
 from rl_training.envs.factory import make_envs
@@ -20,7 +22,7 @@ from rl_training.envs.runner_state import RunnerState
 from rl_training.envs.tasks import Together, clips_reward, make_normalizer, spaces_to_json
 from rl_training.runtime.randomness import seed_of
 from rl_training.runtime.recipe import Recipe
-from rl_training.types import Fields, Metrics, Spaces, Step
+from rl_training.types import Fields, Metrics, Spaces, State, Step, Weights
 
 
 class Source(Protocol):
@@ -148,8 +150,63 @@ def parts_of(runners: Sequence[EnvRunner]) -> dict[str, Any]:
     return {name: Together(part) for name, part in parts.items() if part}
 
 
+class LaggingSource(LocalSource):
+    """Environments of one task, played by an actor of its own, with the learner's weights of `lag` updates ago."""
+
+    def __init__(
+        self, names: Sequence[str], runners: Sequence[EnvRunner], *, lag: int, make_actor: Callable[..., Actor]
+    ) -> None:
+        super().__init__(names, runners)
+        self.make_actor = make_actor
+        self.published = PublishedWeights(lag + 1)
+
+    def attach(self, actors: Sequence[Actor], fields: Sequence[Fields]) -> None:
+        """The given actor is the learner's: its weights change with each update."""
+        (self.newest,), (spaces,) = actors, self.spaces
+        with torch.random.fork_rng(devices=[]):  # its first weights are not used
+            lagging = self.make_actor(spaces, self.newest.hp, device=self.newest.device)
+        super().attach([lagging], fields)
+
+    def use(self, hp: Any) -> None:
+        super().use(hp)
+        self.newest.hp = hp
+
+    def collect(self, on_step: Callable[[int], None]) -> Rollout:
+        self.actors[0].load(self.published.add(self.newest))
+        return super().collect(on_step)
+
+    def parts(self) -> dict[str, Any]:
+        return {**super().parts(), "published": self.published}
+
+
+class PublishedWeights:
+    """The newest weights of a learner, up to `size` versions."""
+
+    def __init__(self, size: int) -> None:
+        self.versions: deque[Weights] = deque(maxlen=size)
+
+    def add(self, actor: Actor) -> Weights:
+        """Copy the actor's weights, if they are new. Returns the oldest."""
+        if not self.versions or self.versions[-1].version != actor.version:
+            self.versions.append(actor.weights())
+        return self.versions[0]
+
+    def state_dict(self) -> State:
+        return {"versions": [weights._asdict() for weights in self.versions]}
+
+    def state_pattern(self) -> State:
+        return {"versions": [dict]}
+
+    def load_state_dict(self, state: State) -> None:
+        self.versions.clear()
+        self.versions.extend(Weights(**weights) for weights in state["versions"])
+
+
 def open_source(config: TrainConfig, recipe: Recipe) -> Source:
-    """The training environments of every task."""
+    """The training environments of every task, and where they are played."""
+    if config.execution and not recipe.asynchronous:
+        raise ConfigError.of(f"{recipe.name} acts with the newest weights alone: leave it out", "execution")
+    execution = Execution.of(config.execution)
     runners: list[EnvRunner] = []
     with contextlib.ExitStack() as closing:
         for number, task in enumerate(config.tasks):
@@ -166,7 +223,10 @@ def open_source(config: TrainConfig, recipe: Recipe) -> Source:
             )
             runners.append(runner)
         closing.pop_all()
-    return LocalSource([task.env_id for task in config.tasks], runners)
+    names = [task.env_id for task in config.tasks]
+    if execution.simulate_lag:
+        return LaggingSource(names, runners, lag=execution.simulate_lag, make_actor=recipe.actor)
+    return LocalSource(names, runners)
 
 
 def _recent(runner: EnvRunner) -> Metrics:
