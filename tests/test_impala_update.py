@@ -50,7 +50,7 @@ def paper_gradient(learner: IMPALA, rollout: Rollout, *, rho_bar: float, c_bar: 
     log_prob = policy.log_prob(data["action"].flatten(0, 1)).view(T, N)
     entropy, value = policy.entropy().view(T, N), value.view(T, N)
     times, envs, after = rollout.ends()
-    bootstraps = {(t, n): v for t, n, v in zip(times, envs, learner.values(after["obs"]).tolist(), strict=True)}
+    bootstraps = {(t, n): v for t, n, v in zip(times, envs, learner.end_values(after).tolist(), strict=True)}
     loss = torch.zeros(())
     for n in range(N):
         target = [0.0] * (T + 1)
