@@ -31,7 +31,9 @@ LEARNED = ("obs", "action", "logprob", "reward", "terminated", "truncated")  # t
 class IMPALAHyperparameters(A2CHyperparameters):
     num_steps: int = setting(20, "rollout length: env steps collected in each environment before an update", low=1)
     learning_rate: float = scalar(6e-4, "learning rate of the optimizer")
-    gae_lambda: float = scalar(1.0, "V-trace lambda, on-policy GAE lambda; 0: one-step TD target, 1: the paper's n-step target", high=1.0)
+    gae_lambda: float = scalar(
+        1.0, "lambda of V-trace (on-policy: GAE lambda); 0: one step, 1: n steps, as in the paper", high=1.0
+    )
     ent_coef: float = scalar(0.01, "entropy bonus coefficient")
     vf_coef: float = scalar(0.25, "value loss coefficient; the value loss is the mean squared error")
     max_grad_norm: float | None = scalar(0.0625, "gradient clipping norm of the mean loss; None: no clipping")
