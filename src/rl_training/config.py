@@ -109,7 +109,8 @@ class Wrappers(Options):
     )
     normalize_reward: StrictBool | None = Field(
         None,
-        description="divide by the return's running deviation; default: on-policy algorithms but gail, not on Atari",
+        description="divide by the return's deviation; "
+        "default: ppo, a2c, trpo, ppg, recurrent_ppo, impala, appo; not on Atari",
     )
 
 
