@@ -1,6 +1,6 @@
 """Every algorithm with its default hyperparameters on small tasks, beside Stable-Baselines3 with its defaults.
 
-trpo stands beside that of sb3-contrib. gail is left out: it needs an expert. recurrent_ppo is in docs/results.md.
+The peer of trpo is sb3-contrib's. Algorithms without a budget in STEPS are left out; gail, because it needs an expert.
 
 python benchmarks/defaults.py                      # what has not been run yet
 python benchmarks/defaults.py --only ppo dqn       # some algorithms

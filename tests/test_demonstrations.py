@@ -16,6 +16,7 @@ from rl_training import TrainConfig, load_policy, record_demonstrations, train
 from rl_training.config import InputError
 from rl_training.data.demonstrations import file_content, named_arrays, read_demonstrations
 from rl_training.envs.demonstrations import in_model_spaces
+from rl_training.envs.space_json import space_to_json
 from rl_training.envs.spaces import ObservationLayout, action_map, model_space
 from rl_training.runtime import demos
 from rl_training.types import Spaces
@@ -191,6 +192,20 @@ def test_arrays_that_are_not_of_their_spaces_are_refused(change, message):
     env = gym.make("CartPole-v1")
     with pytest.raises(InputError, match=message):
         in_model_spaces(given, Spaces(env.observation_space, env.action_space))
+
+
+def test_images_are_bytes_and_vectors_are_not():
+    """Networks divide bytes by 255, and nothing else."""
+    given = play_randomly("CartPole-v1", {}, 10)
+    vectors = gym.make("CartPole-v1")
+    images = gym.spaces.Box(0, 255, (4,), np.uint8)
+    as_images = dataclasses.replace(given, observation_space=space_to_json(images))
+    for wrong, space in (
+        (dataclasses.replace(given, obs=given.obs.astype(np.uint8)), vectors.observation_space),
+        (as_images, images),
+    ):
+        with pytest.raises(InputError, match=f"should have dtype {space.dtype}, got {wrong.obs.dtype}"):
+            in_model_spaces(wrong, Spaces(space, vectors.action_space))
 
 
 def test_what_cannot_be_recorded_is_an_error(run_dir, tmp_path):

@@ -113,9 +113,9 @@ class TRPO(ActorCriticLearner):
     def line_search(
         self, step: Tensor, gradient: Tensor, surrogate: Tensor, batch: Batch, metrics: MeanMetrics
     ) -> bool:
-        """Go the largest part backtrack_coef^i of the step that improves the surrogate within the trust region.
+        """Take the largest part backtrack_coef^i of the step that improves the surrogate within the trust region.
 
-        Where there is none, the parameters are what they were.
+        If none of them does, the parameters are restored.
         """
         hp, vector, obs = self.hp, self.policy_parameters.vector, batch["obs"]
         start, old = vector.clone(), fixed_policy(self.model, obs)

@@ -61,6 +61,8 @@ def _check_arrays(what: str, space: gym.Space, arrays: Any) -> None:
         return
     if isinstance(arrays, dict) or arrays.shape[1:] != (space.shape or ()):
         raise InputError(f"{what}s of {space} should be one array of that shape")
+    if isinstance(space, gym.spaces.Box) and (space.dtype == np.uint8) != (arrays.dtype == np.uint8):
+        raise InputError(f"{what}s of {space} should have dtype {space.dtype}, got {arrays.dtype}")
     counted = isinstance(space, gym.spaces.Discrete | gym.spaces.MultiDiscrete)
     if counted and (arrays.dtype.kind not in "iu" or out_of_range(space, arrays).any()):  # type: ignore[arg-type]
         raise InputError(f"some {what}s are not in {space}")
