@@ -14,7 +14,16 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_args, get_type_hints
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, ValidationError, WrapValidator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StrictBool,
+    ValidationError,
+    WrapValidator,
+    model_validator,
+)
 from pydantic.dataclasses import dataclass
 from pydantic.fields import FieldInfo
 
@@ -134,10 +143,53 @@ class EnvOptions(Options):
 class Execution(Options):
     """Where the actors play, and how far they may be behind the learner."""
 
-    backend: Literal["serial"] = Field("serial", description="serial: actors play in the learner's process, in turns")
-    simulate_lag: Int = Field(
-        0, ge=0, le=10_000, description="act with the weights of this many updates ago, to measure what lag does"
+    backend: Literal["serial", "process", "ray"] = Field(
+        "serial", description="serial: in the learner's process, in turns; process, ray: actors beside the learner"
     )
+    simulate_lag: Int = Field(
+        0,
+        ge=0,
+        le=10_000,
+        description="serial: act with the weights of so many updates ago, to measure what lag does",
+    )
+    actors: Int = Field(2, ge=1, le=4_096, description="processes that play; num_envs is shared out among them")
+    queue: Int | None = Field(
+        None,
+        ge=0,
+        le=65_536,
+        description="rollouts that may wait for the learner, the oldest is next; default: 2 for each actor; "
+        "0: in lock-step, actors wait while the learner learns",
+    )
+    when_full: Literal["wait", "drop"] = Field(
+        "wait", description="full queue: actors wait, or the oldest rollout is dropped and counted"
+    )
+    max_policy_lag: Int = Field(
+        20, ge=0, le=MOST_STEPS, description="rollouts of weights that are more updates old are dropped and counted"
+    )
+    on_actor_death: Literal["restart", "fail"] = Field(
+        "restart", description="restart: unless it dies three times within 100 rollouts; fail: the run ends"
+    )
+    actor_timeout: Float = Field(
+        300.0, gt=0, description="seconds for a rollout after which an actor counts as hanging, and is killed"
+    )
+    actor_device: str = Field("cpu", description="device of the actors' networks, as for `device` but not auto")
+    address: str | None = Field(
+        None, description="ray: the cluster, or auto for the one of this machine; default: Ray is started here"
+    )
+
+    @model_validator(mode="after")
+    def _has_effect(self) -> Execution:
+        for key in sorted(self.model_fields_set - {"backend"}):
+            only = {"simulate_lag": ("serial",), "address": ("ray",)}.get(key, ("process", "ray"))
+            if self.backend not in only:
+                raise ValueError(f"{key} has no effect with backend: {self.backend}, only with {' or '.join(only)}")
+        if self.queue == 0 and self.when_full == "drop":
+            raise ValueError("when_full: drop has no effect with queue: 0, where actors wait for the learner")
+        return self
+
+    @property
+    def queue_size(self) -> int:
+        return 2 * self.actors if self.queue is None else self.queue
 
     @classmethod
     def of(cls, execution: Mapping[str, Any]) -> Execution:

@@ -23,6 +23,8 @@ class RunningMeanStd:
     `offset` and `scale` are the mean and 1 / std in float32, ready to normalise with.
     """
 
+    recent: RunningMeanStd | None = None  # also updated, where it is set: see data.merged_statistics
+
     def __init__(self, shape: tuple[int, ...] = ()) -> None:
         self._set(np.zeros(shape, np.float64), np.zeros(shape, np.float64), 0.0)
 
@@ -46,10 +48,16 @@ class RunningMeanStd:
         batch_mean = np.add.reduce(batch, 0, np.float64) / size
         deviation = batch - batch_mean
         deviation *= deviation
-        total = self.count + size
-        delta = batch_mean - self.mean
-        squares = self._squares + np.add.reduce(deviation, 0) + delta * delta * (self.count * size / total)
-        self._set(self.mean + delta * (size / total), squares, total)
+        self.merge(batch_mean, np.add.reduce(deviation, 0), size)
+        if self.recent is not None:
+            self.recent.update(batch)
+
+    def merge(self, mean: Array, squares: Array, count: float) -> None:
+        """Add `count` rows of this mean and this sum of squared deviations from it."""
+        total = self.count + count
+        delta = mean - self.mean
+        squares = self._squares + squares + delta * delta * (self.count * count / total)
+        self._set(self.mean + delta * (count / total), squares, total)
 
     def state_dict(self) -> State:
         return {"mean": self.mean.copy(), "squares": self._squares.copy(), "count": float(self.count)}
@@ -84,7 +92,11 @@ class Normalizer:
         boxes = float_boxes(space) if observation else {}
         self._obs = {key: RunningMeanStd(box.shape or ()) for key, box in boxes.items()}
         self._reward = RunningMeanStd() if reward else None
-        self._returns = np.zeros(num_envs, np.float64)  # [N] R of the current episodes
+        self.returns = np.zeros(num_envs, np.float64)  # [N] R of the current episodes
+
+    def statistics(self) -> list[RunningMeanStd]:
+        """Of each normalised part of the observation, then of the return."""
+        return [*self._obs.values(), *([self._reward] if self._reward else [])]
 
     def space(self, space: gym.Space) -> gym.Space:
         """The space of normalised observations."""
@@ -112,10 +124,10 @@ class Normalizer:
         """Update R and return r / std(R), clipped; all are [N]. R is 0 after `done`, and unchanged where not `live`."""
         if self._reward is None:
             return reward
-        self._returns *= self.gamma if live is None else np.where(live, self.gamma, 1.0)
-        self._returns += reward
-        self._reward.update(self._returns if live is None else self._returns[live])
-        self._returns[done] = 0.0
+        self.returns *= self.gamma if live is None else np.where(live, self.gamma, 1.0)
+        self.returns += reward
+        self._reward.update(self.returns if live is None else self.returns[live])
+        self.returns[done] = 0.0
         return self.scale_reward(reward)
 
     def scale_reward(self, reward: Array) -> Array:
@@ -126,13 +138,13 @@ class Normalizer:
 
     def forget(self, rows: list[int]) -> None:
         """Reset R of these environments, whose episodes were lost."""
-        self._returns[rows] = 0.0
+        self.returns[rows] = 0.0
 
     def state_dict(self) -> State:
         return {
             "observation": {key: statistics.state_dict() for key, statistics in self._obs.items()},
             "reward": self._reward.state_dict() if self._reward else None,
-            "returns": self._returns.copy(),
+            "returns": self.returns.copy(),
         }
 
     def load_state_dict(self, state: State) -> None:
@@ -144,9 +156,9 @@ class Normalizer:
             statistics.load_state_dict(state["observation"][key])
         if self._reward:
             self._reward.load_state_dict(state["reward"])
-        if len(state["returns"]) == len(self._returns):
-            compare_state(self._returns, state["returns"], "normalizer.returns")
-            self._returns = state["returns"].copy()
+        if len(state["returns"]) == len(self.returns):
+            compare_state(self.returns, state["returns"], "normalizer.returns")
+            self.returns = state["returns"].copy()
 
 
 def _clip(value: Array) -> Array:

@@ -21,11 +21,11 @@ class Rollout:
     rollout keeps `next_obs` and `next_memory` only at its `ends`, where a bootstrap needs them.
     """
 
-    def __init__(self, num_steps: int, num_envs: int, fields: Fields) -> None:
-        """fields: the stored entries of every step."""
+    def __init__(self, num_steps: int, num_envs: int, fields: Fields, arrays: Batch | None = None) -> None:
+        """fields: the stored entries of every step. arrays: where to store them [T, N, ...], instead of new memory."""
         self.num_steps, self.num_envs, self.fields = num_steps, num_envs, fields
         self._entries: tuple[str, ...] = ()  # of the last step
-        self.arrays: dict[str, Any] = tree_map(lambda f: np.zeros((num_steps, num_envs, *f.shape), f.dtype), fields)
+        self.arrays: Batch = arrays or tree_map(lambda f: np.zeros((num_steps, num_envs, *f.shape), f.dtype), fields)
         self.batch: Batch = tree_map(torch.from_numpy, self.arrays)  # the same arrays [T, N, ...] as tensors
         self._columns = [(_leaf(self.arrays, path), path) for path, _ in leaves(fields)]
         self.reset()

@@ -99,6 +99,11 @@ def registered(env_id: str) -> bool:
     return name in gym.registry or any(re.fullmatch(re.escape(name) + r"-v\d+", known) for known in gym.registry)
 
 
+def spec_of(env_id: str) -> EnvSpec | None:
+    """How the environment is registered in this process, for others that have not imported what registers it."""
+    return gym.registry.get(env_id.rpartition(":")[2])
+
+
 def nearest_env_ids(env_id: str) -> list[str]:
     """Registered ids that may have been meant, newest version first."""
     name = env_id.rpartition(":")[2]

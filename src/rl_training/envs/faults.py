@@ -25,6 +25,7 @@ class EnvironmentFault(InputError):
     """
 
     trace: str = ""
+    between_updates = False  # whether the learner is between two updates then, in a state that is worth saving
 
 
 def raised(where: str, call: str, error: Exception) -> EnvironmentFault:

@@ -172,10 +172,7 @@ def kill_all(processes: Sequence[Any]) -> None:
 
 def run_worker(env_id: str, index: int, make: Callable[[], gym.Env], pipe: Any, *others: Any) -> None:
     """The main function of a worker. It prints nothing: the parent reports errors."""
-    for name in IGNORED:
-        if hasattr(signal, name):
-            # Not SIG_IGN: children of this process, such as simulators, would inherit that.
-            signal.signal(getattr(signal, name), lambda *_: None)
+    ignore_signals()
     threading.Thread(target=end_with_parent, daemon=True).start()
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
         try:
@@ -188,6 +185,14 @@ def run_worker(env_id: str, index: int, make: Callable[[], gym.Env], pipe: Any, 
             pipe.send((None, False))
             return
         _async_worker(index, lambda: env, pipe, *others)
+
+
+def ignore_signals() -> None:
+    """Leave the signals of a process group to the parent."""
+    for name in IGNORED:
+        if hasattr(signal, name):
+            # Not SIG_IGN: children of this process, such as simulators, would inherit that.
+            signal.signal(getattr(signal, name), lambda *_: None)
 
 
 def end_with_parent() -> None:

@@ -12,6 +12,7 @@ from rl_training.runtime.off_policy import make_replay
 from rl_training.runtime.outcome import TrainResult
 from rl_training.runtime.recipe import Recipe
 from rl_training.runtime.run import TrainingRun
+from rl_training.runtime.sources import SteppedSource
 from rl_training.types import Reports
 
 
@@ -29,6 +30,7 @@ class MultiTaskLearner(Protocol):
 def run_multi_task(config: TrainConfig, recipe: Recipe, **options: Any) -> TrainResult:
     with TrainingRun(config, recipe, prepare=prepare, **options) as run:
         learner, tasks = cast(MultiTaskLearner, run.learner), range(len(config.tasks))
+        source = cast(SteppedSource, run.source)
         replays = [run.parts[replay_name(task)] for task in tasks]
         while run.running:
             active = [task for task in tasks if learner.active(task)]
@@ -37,8 +39,8 @@ def run_multi_task(config: TrainConfig, recipe: Recipe, **options: Any) -> Train
                 break
             run.enter("collecting")
             for task in active:
-                replays[task].add(run.source.step(task))
-                run.advance(run.source.env_steps)
+                replays[task].add(source.step(task))
+                run.advance(source.env_steps)
             run.enter("learning")
             run.record(learner.learn(replays))
         return run.finish()

@@ -15,11 +15,12 @@ from rl_training.runtime.limits import usable_bytes
 from rl_training.runtime.outcome import TrainResult
 from rl_training.runtime.recipe import Recipe
 from rl_training.runtime.run import TrainingRun
+from rl_training.runtime.sources import SteppedSource
 
 
 def run_off_policy(config: TrainConfig, recipe: Recipe, **options: Any) -> TrainResult:
     with TrainingRun(config, recipe, prepare=keep_replay, **options) as run:
-        learner, source = cast(ReplayLearner, run.learner), run.source
+        learner, source = cast(ReplayLearner, run.learner), cast(SteppedSource, run.source)
         replay, starts = run.parts["replay"], learner.hp.learning_starts
         if starts >= config.total_timesteps:
             run.progress.message(f"nothing will be learned: learning starts at step {starts:,}, see learning_starts")

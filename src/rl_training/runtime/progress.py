@@ -27,6 +27,15 @@ MAX_ROWS = 8  # in a column of the live display
 LINE_CELLS = 2  # of a group in a plain line
 TASK_RETURN = of_task("train_return_mean", "")  # prefix of the returns of single tasks
 RETURNS = {"train": "train_return_mean", "eval": "eval_return_mean"}
+ACTORS = {  # of a run whose actors play while the learner learns
+    "lag": "policy_lag_mean",
+    "largest lag": "policy_lag_max",
+    "queue fill": "queue_fill",
+    "actors wait": "actor_waiting",
+    "learner waits": "learner_waiting",
+    "dropped": "rollouts_dropped",
+    "restarts": "actor_restarts",
+}
 
 # Held while drawing. A fork waits for it: the new process would inherit the locks of a drawing, but not the thread that
 # releases them.
@@ -185,7 +194,8 @@ class Progress:
         if seconds >= REFRESH_SECONDS:
             return f"{phase} {duration(seconds)}"
         found = shares(self.phases.seconds(), self._mark(PHASE_WINDOW).seconds)
-        return ", ".join(f"{name} {share:.0%}" for name, share in found.items() if share >= LEAST_SHARE) or phase
+        shown = [f"{name} {share:.0%}" for name, share in found.items() if share >= LEAST_SHARE] or [phase]
+        return ", ".join([*shown, *bottleneck(self.metrics)])
 
     def groups(self) -> dict[str, dict[str, float]]:
         """The metrics to show, by column."""
@@ -197,6 +207,7 @@ class Progress:
             },
             "loss": {name: value for name, value in metrics.items() if is_loss(name) and not is_of_task(name)},
             "schedule": {name: metrics[name] for name in self.schedule_names if name in metrics},
+            "actors": actor_cells(metrics),
         }
         return {group: values for group, values in shown.items() if values}
 
@@ -347,6 +358,22 @@ def summary(
     if commands:
         lines += ["", "Next:", *(f"  {name:<{width}}  {command}" for name, command in commands.items())]
     print("\n".join(lines), file=LastingStream(stream), flush=True)
+
+
+def actor_cells(metrics: Metrics) -> Metrics:
+    if "actor_waiting" not in metrics:
+        return {}
+    return {name: metrics[key] for name, key in ACTORS.items() if key in metrics}
+
+
+def bottleneck(metrics: Metrics) -> list[str]:
+    """The side that the other waits for, where actors play while the learner learns."""
+    if "actor_waiting" not in metrics:
+        return []
+    actors, learner = metrics["actor_waiting"], metrics["learner_waiting"]
+    if actors > learner:
+        return [f"bottleneck: learner (actors wait {actors:.0%})"]
+    return [f"bottleneck: actors (learner waits {learner:.0%})"]
 
 
 def number(value: float | None) -> str:

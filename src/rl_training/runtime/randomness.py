@@ -15,9 +15,15 @@ from rl_training.types import State
 STREAMS = ("model", "learner", "environments", "evaluation", "process", "demonstrations")
 
 
-def seed_of(seed: int, stream: str, task: int = 0) -> int:
-    """A 32-bit seed for one stream. No two uses share a stream, so none depends on the draws of another."""
-    sequence = np.random.SeedSequence(seed, spawn_key=(STREAMS.index(stream), *([task] if task else [])))
+def seed_of(seed: int, stream: str, *numbers: int) -> int:
+    """A 32-bit seed for one stream. No two uses share a stream, so none depends on the draws of another.
+
+    numbers: of the task, then of the actor, then how often it was started before; zeros at the end change nothing.
+    """
+    key = [STREAMS.index(stream), *numbers]
+    while len(key) > 1 and not key[-1]:
+        key.pop()
+    sequence = np.random.SeedSequence(seed, spawn_key=key)
     return int(sequence.generate_state(1)[0])
 
 

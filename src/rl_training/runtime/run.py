@@ -16,6 +16,7 @@ from rl_training.envs.faults import EnvironmentFault
 from rl_training.runtime.callbacks import Callback, build_callbacks, name_callbacks
 from rl_training.runtime.checkpoints import Checkpoint
 from rl_training.runtime.controls import Controls
+from rl_training.runtime.execution import open_source
 from rl_training.runtime.interrupts import Interrupts
 from rl_training.runtime.metrics import RunningMeans
 from rl_training.runtime.outcome import TrainingInterrupted, TrainResult, last_good
@@ -29,7 +30,6 @@ from rl_training.runtime.run_evaluations import RunEvaluations
 from rl_training.runtime.run_folder import open_folder, write_status
 from rl_training.runtime.run_log import check_metrics, write_log
 from rl_training.runtime.setup import build_agent, has_convolutions, quick_kernels, with_env_defaults
-from rl_training.runtime.sources import open_source
 from rl_training.types import Metrics, Reports
 
 
@@ -235,6 +235,9 @@ def close(run: TrainingRun, error: BaseException | None) -> None:
         closing.callback(run.log.close)
         closing.callback(run.progress.stop)
         if isinstance(error, EnvironmentFault):
+            if error.between_updates:
+                with contextlib.suppress(Exception):  # then the last good checkpoint is an older one
+                    run.save()
             checkpoint = last_good(run.checkpoints.wait_for_last_good())
             error.args = (f"{error}; at step {run.step:,} of training, {checkpoint}",)  # its only argument
         if error is not None and not isinstance(error, TrainingInterrupted):

@@ -24,6 +24,8 @@ def write_log(run: TrainingRun) -> None:
     run.metrics |= record
     run.log.write(record)
     run.progress.update(run.step, run.metrics)
+    while run.source.notes:
+        run.progress.message(run.source.notes.pop(0))
 
 
 def current(run: TrainingRun) -> Metrics:

@@ -13,16 +13,16 @@ import numpy as np
 import torch
 
 from rl_training.acting.actor import Actor, RandomActor
-from rl_training.config import ConfigError, Execution, TrainConfig
+from rl_training.config import Task, TrainConfig
 from rl_training.data.normalize import Normalizer
 from rl_training.data.rollout import Rollout
 from rl_training.envs.factory import make_envs
-from rl_training.envs.runner import EnvRunner
+from rl_training.envs.runner import Act, EnvRunner
 from rl_training.envs.runner_state import RunnerState
 from rl_training.envs.tasks import Together, clips_reward, make_normalizer, spaces_to_json
 from rl_training.runtime.randomness import seed_of
 from rl_training.runtime.recipe import Recipe
-from rl_training.types import Fields, Metrics, Spaces, State, Step, Weights
+from rl_training.types import Decision, Fields, Metrics, Spaces, State, Step, Weights
 
 
 class Source(Protocol):
@@ -32,6 +32,7 @@ class Source(Protocol):
     spaces: list[Spaces]
     normalizers: list[Normalizer | None]
     env_steps: int  # of the last `step` or `collect`
+    notes: list[str]  # what the user should know; the run shows and removes them
 
     def attach(self, actors: Sequence[Actor], fields: Sequence[Fields]) -> None:
         """Set the actor of each task, and the fields of its steps."""
@@ -39,14 +40,11 @@ class Source(Protocol):
     def use(self, hp: Any) -> None:
         """Play with these hyperparameters from now on."""
 
-    def step(self, task: int = 0, *, random: bool = False) -> Step:
-        """Step every environment of a task once; `random`: with uniformly random actions."""
-
     def collect(self, on_step: Callable[[int], None]) -> Rollout:
         """A rollout of `num_steps`, valid until the next; `on_step` is called with the env steps so far."""
 
     def recent(self) -> dict[str, Metrics]:
-        """Means over the last finished episodes, by task; NaN before the first."""
+        """By task: means over the last finished episodes, NaN before the first, and what else the source measures."""
 
     def try_acting(self) -> None:
         """Choose actions and drop them: an error shows that actors, observations and memory do not fit together."""
@@ -66,6 +64,11 @@ class Source(Protocol):
     def close(self) -> None: ...
 
 
+class SteppedSource(Source, Protocol):
+    def step(self, task: int = 0, *, random: bool = False) -> Step:
+        """Step every environment of a task once; `random`: with uniformly random actions."""
+
+
 class LocalSource:
     """Environments that this process steps, with one runner for each task."""
 
@@ -73,7 +76,7 @@ class LocalSource:
         self.names, self.runners = list(names), list(runners)
         self.spaces = [runner.spaces for runner in self.runners]
         self.normalizers = [runner.normalizer for runner in self.runners]
-        self.env_steps = 0
+        self.env_steps, self.notes = 0, list[str]()
         self.actors: list[Actor] = []
         self._random = [RandomActor(spaces) for spaces in self.spaces]
         self._rollout: Rollout | None = None
@@ -97,20 +100,15 @@ class LocalSource:
         (runner,), (actor,), (fields,) = self.runners, self.actors, self.fields
         if self._rollout is None:
             self._rollout = Rollout(actor.hp.num_steps, runner.num_envs, fields)
-        rollout, self.env_steps = self._rollout, 0
-        rollout.reset()
-        while not rollout.full:
-            rollout.add(runner.step(actor.act))
-            self.env_steps += runner.live_steps
-            on_step(self.env_steps)
-        return rollout
+        self.env_steps = fill(self._rollout, runner, actor.act, on_step)
+        return self._rollout
 
     def recent(self) -> dict[str, Metrics]:
         return {name: _recent(runner) for name, runner in zip(self.names, self.runners, strict=True)}
 
     def try_acting(self) -> None:
         for runner, actor in zip(self.runners, self.actors, strict=True):
-            actor.act(runner.obs, runner.memory, explore=True, rng=np.random.default_rng(0))
+            try_act(runner, actor)
 
     def parts(self) -> dict[str, Any]:
         return parts_of(self.runners)
@@ -135,9 +133,32 @@ class LocalSource:
                 closing.callback(runner.close)
 
 
+def fill(rollout: Rollout, runner: EnvRunner, act: Act, on_step: Callable[[int], None]) -> int:
+    """Begin the rollout anew and step until it is full. Gives the env steps, as `on_step` gets them so far."""
+    rollout.reset()
+    env_steps = 0
+    while not rollout.full:
+        rollout.add(runner.step(act))
+        env_steps += runner.live_steps
+        on_step(env_steps)
+    return env_steps
+
+
+def try_act(runner: EnvRunner, actor: Actor) -> Decision:
+    """A decision that nothing follows from: see Source.try_acting."""
+    return actor.act(runner.obs, runner.memory, explore=True, rng=np.random.default_rng(0))
+
+
 def by_task(names: Sequence[str], values: Sequence[Any]) -> Any:
     """The only value, or the values by task."""
     return values[0] if len(values) == 1 else dict(zip(names, values, strict=True))
+
+
+def num_saved_envs(runner: State) -> int:
+    """The environments of a task, from the part `runner` of a checkpoint."""
+    if "num_envs" in runner:  # of an actor pool
+        return int(runner["num_envs"])
+    return len(runner["first"] if "first" in runner else runner["0"]["first"])
 
 
 def parts_of(runners: Sequence[EnvRunner]) -> dict[str, Any]:
@@ -202,30 +223,35 @@ class PublishedWeights:
         self.versions.extend(Weights(**weights) for weights in state["versions"])
 
 
-def open_source(config: TrainConfig, recipe: Recipe) -> Source:
-    """The training environments of every task, and where they are played."""
-    if config.execution and not recipe.asynchronous:
-        raise ConfigError.of(f"{recipe.name} acts with the newest weights alone: leave it out", "execution")
-    execution = Execution.of(config.execution)
+def make_runner(recipe: Recipe, task: Task, num_envs: int, seed: int) -> EnvRunner:
+    """The training environments of a task."""
+    envs = make_envs(task.env_id, num_envs=num_envs, seed=seed, env_kwargs=task.env_kwargs, training=True)
+    try:
+        return EnvRunner(
+            envs,
+            seed=seed,
+            box_actions=recipe.box_actions,
+            normalizer=make_normalizer(task.env_kwargs, envs.single_observation_space, num_envs),
+            clip_reward=clips_reward(task.env_kwargs),
+            raw_steps=recipe.raw_steps,
+        )
+    except BaseException:
+        envs.close()
+        raise
+
+
+def open_local(config: TrainConfig, recipe: Recipe, *, simulate_lag: int = 0) -> LocalSource:
+    """The training environments of every task, in this process."""
     runners: list[EnvRunner] = []
     with contextlib.ExitStack() as closing:
         for number, task in enumerate(config.tasks):
-            seed, kwargs = seed_of(config.seed, "environments", number), task.env_kwargs
-            envs = make_envs(task.env_id, num_envs=config.num_envs, seed=seed, env_kwargs=kwargs, training=True)
-            closing.callback(envs.close)
-            runner = EnvRunner(
-                envs,
-                seed=seed,
-                box_actions=recipe.box_actions,
-                normalizer=make_normalizer(kwargs, envs.single_observation_space, config.num_envs),
-                clip_reward=clips_reward(kwargs),
-                raw_steps=recipe.raw_steps,
-            )
+            runner = make_runner(recipe, task, config.num_envs, seed_of(config.seed, "environments", number))
+            closing.callback(runner.close)
             runners.append(runner)
         closing.pop_all()
     names = [task.env_id for task in config.tasks]
-    if execution.simulate_lag:
-        return LaggingSource(names, runners, lag=execution.simulate_lag, make_actor=recipe.actor)
+    if simulate_lag:
+        return LaggingSource(names, runners, lag=simulate_lag, make_actor=recipe.actor)
     return LocalSource(names, runners)
 
 

@@ -23,6 +23,7 @@ from rl_training.runtime.randomness import seed_of
 from rl_training.runtime.registry import ALGORITHMS
 from rl_training.runtime.restoring import checkpoint_errors, restore_part
 from rl_training.runtime.setup import build_actor, pick_device
+from rl_training.runtime.sources import num_saved_envs
 from rl_training.types import BoxActions, Metrics
 
 __all__ = ["ALGORITHMS", "evaluate_checkpoint", "load_policy", "predict_checkpoint", "resume_training", "train"]
@@ -84,8 +85,7 @@ def resume_training(
 def _check_num_envs(checkpoint: Checkpoint, config: TrainConfig) -> None:
     """Compare the numbers of environments before that many are made: the number in a file may be huge."""
     with checkpoint_errors(f"{checkpoint.path / 'state.json'}: runner cannot be restored"):
-        runner = checkpoint.state["runner"]
-        saved = len(runner["first"] if len(config.tasks) == 1 else runner["0"]["first"])
+        saved = num_saved_envs(checkpoint.state["runner"])
         if saved != config.num_envs:
             raise InputError(f"it has {saved} environments, but config.json has num_envs: {config.num_envs}")
 

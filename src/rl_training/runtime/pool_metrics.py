@@ -1,0 +1,68 @@
+"""What an actor pool counts: rollouts and their age, and which side waits for the other."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Collection, Iterator
+from statistics import fmean
+
+from rl_training.config import Execution
+from rl_training.runtime.rollout_worker import Report
+from rl_training.types import Metrics
+
+SHORTEST = 0.5  # seconds for which a speed is measured at least
+
+
+class PoolMetrics:
+    def __init__(self, execution: Execution) -> None:
+        self.execution = execution
+        self.dropped = 0
+        self._rates: Metrics = {}
+        self._begin()
+
+    def _begin(self) -> None:
+        self._since = time.perf_counter()
+        self.learned_steps = self._played_steps = 0
+        self._playing = self._waited = 0.0  # seconds
+        self._fills: list[float] = []  # share of the queue in use, whenever the learner took from it
+
+    def arrived(self, report: Report) -> None:
+        self._played_steps += report.env_steps
+        self._playing += report.seconds
+
+    def looked(self, length: int) -> None:
+        self._fills.append(min(1.0, length / max(1, self.execution.queue_size)))
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Count the time inside as time in which the learner waits."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._waited += time.perf_counter() - began
+
+    def read(self, episodes: Collection[tuple[float, int]], restarts: int) -> Metrics:
+        """The counts so far, and the speeds since the last call."""
+        seconds = time.perf_counter() - self._since
+        if seconds >= SHORTEST or not self._rates:
+            self._rates = self._measured(max(seconds, 1e-9))
+            self._begin()
+        return {
+            "train_return_mean": fmean(each for each, _ in episodes) if episodes else math.nan,
+            "train_length_mean": fmean(length for _, length in episodes) if episodes else math.nan,
+            **self._rates,
+            "rollouts_dropped": self.dropped,
+            "actor_restarts": restarts,
+        }
+
+    def _measured(self, seconds: float) -> Metrics:
+        return {
+            "actor_steps_per_second": self._played_steps / seconds,
+            "learner_steps_per_second": self.learned_steps / seconds,
+            "actor_waiting": max(0.0, 1.0 - self._playing / (seconds * self.execution.actors)),
+            "learner_waiting": min(1.0, self._waited / seconds),
+            "queue_fill": fmean(self._fills) if self._fills else 0.0,
+        }

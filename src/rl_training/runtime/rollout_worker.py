@@ -1,0 +1,147 @@
+"""An actor with environments of its own, which plays rollouts on demand: in another process or on another machine."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, NamedTuple
+
+import gymnasium as gym
+import numpy as np
+import torch
+from gymnasium.envs.registration import EnvSpec
+
+from rl_training.config import InputError, Task
+from rl_training.data.merged_statistics import Observed, observed, set_statistics
+from rl_training.data.rollout import Rollout
+from rl_training.data.rollout_parts import memory_fields, part_fields
+from rl_training.envs.episodes import seed_process
+from rl_training.envs.runner_state import RunnerState
+from rl_training.envs.tasks import spaces_to_json
+from rl_training.runtime.recipe import Recipe
+from rl_training.runtime.sources import fill, make_runner, try_act
+from rl_training.types import Fields, Spaces, State, Weights
+
+
+class WorkerPlan(NamedTuple):
+    """All that it takes to make a worker."""
+
+    worker: int  # its number
+    recipe: Recipe
+    task: Task
+    num_envs: int
+    seed: int
+    device: str
+    spec: EnvSpec | None  # of an environment that the main script registered, which no other process imports
+
+
+class WorkerFacts(NamedTuple):
+    spaces: Spaces
+    spaces_json: dict[str, Any]
+    env_observation: gym.Space  # before normalisation
+    backend: str
+    observed: Observed | None  # the normaliser has seen the first observations
+
+
+class Order(NamedTuple):
+    """What to play a rollout with, beside the weights."""
+
+    hp: Any
+    statistics: list[State] | None  # of the normaliser
+    statistics_version: int
+
+
+class Report(NamedTuple):
+    """What is known of a rollout beside its steps."""
+
+    worker: int
+    version: int  # of the weights that played it
+    env_steps: int
+    episodes: list[tuple[float, int]]  # (return, length) of those that were finished
+    seconds: float
+    observed: Observed | None
+
+
+class RolloutWorker:
+    """Environments, an actor, and a normaliser with statistics that the learner merges."""
+
+    def __init__(self, plan: WorkerPlan) -> None:
+        if plan.spec is not None:
+            gym.registry.setdefault(plan.spec.id, plan.spec)
+        torch.set_num_threads(1)
+        seed_process(plan.seed)
+        self.plan = plan
+        self.runner = make_runner(plan.recipe, plan.task, plan.num_envs, plan.seed)
+        self.actor: Any = None
+        self.normalizer = self.runner.normalizer
+
+    def facts(self) -> WorkerFacts:
+        runner, envs, seen = self.runner, self.runner.envs, None
+        if self.normalizer is not None:
+            states = [statistics.state_dict() for statistics in self.normalizer.statistics()]
+            seen = Observed(0, states, states)
+        return WorkerFacts(
+            runner.spaces, spaces_to_json(runner), envs.single_observation_space, type(envs).__name__, seen
+        )
+
+    def attach(self, hp: Any) -> Fields:
+        """Make the actor. Gives the fields of the rollouts' parts, see `part_fields`."""
+        plan, spaces = self.plan, self.runner.spaces
+        self.actor = plan.recipe.actor(spaces, hp, device=torch.device(plan.device))
+        self.fields = plan.recipe.fields(spaces, hp)
+        memory = try_act(self.runner, self.actor).memory
+        return part_fields(hp.num_steps, plan.num_envs, self.fields, memory_fields(memory))
+
+    def play(self, order: Order, weights: Weights, rollout: Rollout) -> Report:
+        """Fill the rollout, from the states where the last one ended."""
+        started, actor = time.perf_counter(), self.actor
+        actor.hp = order.hp
+        if actor.version != weights.version or not self._loaded:
+            actor.load(weights)
+            self._loaded = True
+        if self.normalizer is not None and order.statistics is not None:
+            self.normalizer.gamma = getattr(order.hp, "gamma", self.normalizer.gamma)
+            set_statistics(self.normalizer, order.statistics)
+        episodes: list[tuple[float, int]] = []
+        env_steps = fill(rollout, self.runner, actor.act, lambda _: episodes.extend(finished(self.runner)))
+        seen = observed(self.normalizer, order.statistics_version) if self.normalizer is not None else None
+        return Report(self.plan.worker, weights.version, env_steps, episodes, time.perf_counter() - started, seen)
+
+    _loaded = False  # whether the actor's weights are the learner's
+
+    def try_acting(self) -> None:
+        try_act(self.runner, self.actor)
+
+    def state_dict(self) -> State:
+        """The statistics of the normaliser are the learner's; the returns of current episodes are here."""
+        returns = self.normalizer.returns.copy() if self.normalizer is not None else np.zeros(0)
+        return {"runner": RunnerState(self.runner).state_dict(), "returns": returns}
+
+    def load_state_dict(self, state: State | None) -> list[int]:
+        """Load a state, and return the environments that could not be restored: all where there is no state."""
+        if state is None:
+            return list(range(self.runner.num_envs))
+        if len(state["runner"]["first"]) != self.runner.num_envs:
+            raise InputError(f"an actor's state is one of {len(state['runner']['first'])} environments")
+        if self.normalizer is not None:
+            self.normalizer.returns = np.array(state["returns"], np.float64)
+        RunnerState(self.runner).load_state_dict(state["runner"])
+        return self.runner.not_restored
+
+    def do(self, command: str, argument: Any) -> Any:
+        """Carry out any command but `play`, by its name."""
+        if command == "state":
+            return self.state_dict()
+        if command == "load":
+            return self.load_state_dict(argument)
+        if command == "try":
+            return self.try_acting()
+        assert command == "attach", command
+        return self.attach(argument)
+
+    def close(self) -> None:
+        self.runner.close()
+
+
+def finished(runner: Any) -> list[tuple[float, int]]:
+    """(return, length) of the episodes that the last step finished."""
+    return [(episode_return, length) for _, episode_return, length in runner.statistics.finished]
