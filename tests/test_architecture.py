@@ -132,7 +132,7 @@ def test_files_and_functions_stay_readable():
         most = 700 if path.name == "tree.py" else 450
         assert text.count("\n") <= most, f"{path} is long: split it"
         for node in ast.walk(ast.parse(text)):
-            if isinstance(node, ast.FunctionDef) and path.name != "cli.py":
+            if isinstance(node, ast.FunctionDef) and "cli" not in path.parts:
                 assert node.end_lineno - node.lineno < 65, f"{path.name}: {node.name} is long"
 
 
