@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from rl_training import ALGORITHMS, resume_training, train
-from rl_training.config import ConfigError
 from rl_training.data.batch import flatten
+from rl_training.errors import ConfigError
 from rl_training.runtime.checkpoints import load_checkpoint
 from rl_training.runtime.impala_trainer import train_impala
 from rl_training.runtime.ppo_trainer import train_ppo

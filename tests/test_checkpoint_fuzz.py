@@ -20,7 +20,7 @@ import torch
 
 from conftest import ENVS, TINY
 from rl_training import CheckpointError, TrainConfig, evaluate_checkpoint, load_policy, resume_training, train
-from rl_training.config import InputError
+from rl_training.errors import InputError
 from rl_training.runtime import checkpoints
 from rl_training.runtime.randomness import global_state
 from rl_training.runtime.run import TrainingRun

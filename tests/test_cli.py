@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from conftest import REPOSITORY
 from rl_training import load_config, load_policy
 from rl_training.cli import app
-from rl_training.config import InputError
+from rl_training.errors import InputError
 from rl_training.runtime import checkpoints, workflows
 from rl_training.runtime.checkpoints import load_checkpoint
 from rl_training.runtime.preview import plot, save_png

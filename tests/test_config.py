@@ -11,7 +11,7 @@ import yaml
 
 from conftest import REPOSITORY
 from rl_training import ConfigError, TrainConfig, load_config, train
-from rl_training.config import read_document
+from rl_training.errors import read_document
 from rl_training.runtime.schema import json_schema, reference
 
 GOOD = """\

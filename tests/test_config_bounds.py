@@ -10,7 +10,8 @@ import pytest
 
 from conftest import REPOSITORY
 from rl_training import ConfigError, TrainConfig, load_config
-from rl_training.config import MOST_STEPS, read_document
+from rl_training.config import MOST_STEPS
+from rl_training.errors import read_document
 from rl_training.runtime.loading import build_config
 from test_config import GOOD, problems, write  # noqa: F401  a fixture
 

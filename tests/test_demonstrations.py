@@ -13,11 +13,11 @@ import pytest
 import envs_for_tests  # noqa: F401  registers ids
 from demonstrations_for_tests import play_randomly, random_demonstrations, save
 from rl_training import TrainConfig, load_policy, record_demonstrations, train
-from rl_training.config import InputError
 from rl_training.data.demonstrations import file_content, named_arrays, read_demonstrations
 from rl_training.envs.demonstrations import in_model_spaces
 from rl_training.envs.space_json import space_to_json
 from rl_training.envs.spaces import ObservationLayout, action_map, model_space
+from rl_training.errors import InputError
 from rl_training.runtime import demos
 from rl_training.types import Spaces
 from test_cli import cli

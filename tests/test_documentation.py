@@ -10,7 +10,7 @@ import pytest
 
 from conftest import REPOSITORY
 from rl_training import ALGORITHMS
-from rl_training.config import read_document
+from rl_training.errors import read_document
 from rl_training.runtime.loading import build_config
 from test_cli import cli
 

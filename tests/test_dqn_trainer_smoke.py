@@ -8,7 +8,7 @@ import pytest
 
 from rl_training import load_config, resume_training, train
 from rl_training.acting.actor import EpsilonGreedyActor, RandomActor
-from rl_training.config import ConfigError, InputError
+from rl_training.errors import ConfigError, InputError
 from rl_training.runtime.checkpoints import load_checkpoint
 from rl_training.runtime.dqn_trainer import train_dqn
 from smoke import check_run

@@ -7,7 +7,7 @@ import torch
 
 from planning_smoke import SCHEDULES, check_resume, check_schedules, check_self_play, smoke_config
 from rl_training import evaluate_checkpoint, train
-from rl_training.config import ConfigError
+from rl_training.errors import ConfigError
 from rl_training.runtime.efficientzero_trainer import train_efficientzero
 from smoke import check_run
 

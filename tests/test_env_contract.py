@@ -17,7 +17,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
 import envs_for_tests
 from envs_for_tests import CounterEnv, FakeEnvPool, Structured, noted
-from rl_training.config import InputError, Wrappers
+from rl_training.config import Wrappers
 from rl_training.envs.backends import EnvPoolEnvs, VectorEnvs
 from rl_training.envs.episodes import Episodes, SyncEnvs
 from rl_training.envs.factory import (
@@ -31,6 +31,7 @@ from rl_training.envs.factory import (
 )
 from rl_training.envs.runner import RECENT, EnvRunner, FinishedEpisode
 from rl_training.envs.spaces import action_map, model_space
+from rl_training.errors import InputError
 from rl_training.types import Decision
 
 # (obs, action, reward, ended, next_obs), obs being (episode, step); the action is (episode + step) % 5.

@@ -19,11 +19,11 @@ from typer.testing import CliRunner
 
 from rl_training import train
 from rl_training.cli import app
-from rl_training.config import InputError
 from rl_training.envs.backends import VectorEnvs
 from rl_training.envs.factory import make_envs
 from rl_training.envs.faults import EnvironmentFault, observation_problem
 from rl_training.envs.runner import BatchChecks, EnvRunner
+from rl_training.errors import InputError
 from rl_training.types import Decision
 
 GOOD = np.zeros(3, np.float32)

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from rl_training import evaluate_checkpoint, resume_training, train
-from rl_training.config import InputError, tasks_of
+from rl_training.config import tasks_of
+from rl_training.errors import InputError
 from rl_training.runtime import evaluation
 from test_contract import same, weights
 

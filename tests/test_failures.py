@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from rl_training import TrainingFailed, TrainingInterrupted, resume_training, train
-from rl_training.config import InputError
+from rl_training.errors import InputError
 from rl_training.runtime import checkpoints, metadata, metrics
 from rl_training.runtime.checkpoints import load_checkpoint
 from rl_training.runtime.metadata import update_metadata, write_metadata

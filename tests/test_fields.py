@@ -15,11 +15,11 @@ from build import build
 from conftest import TINY
 from naive_replay import stream
 from rl_training import ALGORITHMS
-from rl_training.config import InputError
 from rl_training.data.fields import fields_of
 from rl_training.data.replay import Replay
 from rl_training.data.rollout import Rollout
 from rl_training.data.state_check import StateMismatch
+from rl_training.errors import InputError
 from rl_training.runtime import off_policy
 from rl_training.types import Field, Spaces, Step
 

@@ -17,10 +17,10 @@ from build import build
 from probes import copy_training, random_observation, random_rollout
 from rl_training.algorithms.gail import GAIL, GAILHyperparameters, learned_reward
 from rl_training.algorithms.optim import MeanMetrics, backward
-from rl_training.config import ConfigError, InputError
 from rl_training.data.demonstrations import Demonstrations
 from rl_training.data.normalize import Normalizer
 from rl_training.envs.space_json import space_to_json
+from rl_training.errors import ConfigError, InputError
 from rl_training.models.discriminator import Discriminator, gradient_penalty, interpolate
 from rl_training.models.networks import NatureCNN
 from rl_training.types import Spaces

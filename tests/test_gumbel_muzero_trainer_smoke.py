@@ -7,7 +7,7 @@ import pytest
 from planning_smoke import SCHEDULES, check_resume, check_schedules, check_self_play, smoke_config
 from rl_training import evaluate_checkpoint, train
 from rl_training.acting.planning import PlanningActor
-from rl_training.config import ConfigError
+from rl_training.errors import ConfigError
 from rl_training.runtime.gumbel_muzero_trainer import train_gumbel_muzero
 from smoke import check_run
 

@@ -11,7 +11,7 @@ from torch import nn
 from conftest import ENVS, TINY
 from demonstrations_for_tests import random_demonstrations
 from rl_training import ALGORITHMS, ConfigError, TrainConfig, evaluate_checkpoint, load_config, train
-from rl_training.config import InputError
+from rl_training.errors import InputError
 from rl_training.runtime import limits
 from rl_training.runtime.limits import networks_within_memory
 

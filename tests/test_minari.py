@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from rl_training import train
-from rl_training.config import MissingPackage
 from rl_training.envs.demonstrations import load_demonstrations
+from rl_training.errors import MissingPackage
 
 
 def test_a_missing_package_is_named(tiny_config, monkeypatch):

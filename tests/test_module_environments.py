@@ -7,8 +7,8 @@ import shlex
 import pytest
 
 from rl_training import ConfigError, TrainConfig, train
-from rl_training.config import InputError
 from rl_training.envs.factory import make_envs
+from rl_training.errors import InputError
 from rl_training.runtime.loading import check_config
 from test_cli import CARTPOLE, SMALL, cli
 

@@ -25,8 +25,8 @@ from rl_training import (
     resume_training,
     train,
 )
-from rl_training.config import InputError
 from rl_training.envs.runner import EnvRunner
+from rl_training.errors import InputError
 from rl_training.runtime import evaluation, sources
 from rl_training.runtime.checkpoints import load_checkpoint
 from rl_training.runtime.metrics import over_tasks

@@ -8,7 +8,7 @@ from planning_smoke import SCHEDULES, check_resume, check_schedules, check_self_
 from rl_training import evaluate_checkpoint, predict_checkpoint, resume_training, train
 from rl_training.acting.planning import PlanningActor
 from rl_training.algorithms.muzero import MuZeroHyperparameters
-from rl_training.config import ConfigError, InputError
+from rl_training.errors import ConfigError, InputError
 from rl_training.runtime.controls import Controls
 from rl_training.runtime.muzero_trainer import train_muzero
 from smoke import check_run

@@ -16,9 +16,9 @@ from build import build
 from probes import copy_training, random_rollout
 from rl_training.algorithms.optim import MeanMetrics
 from rl_training.algorithms.ppg import PPG, FixedPolicy, PPGHyperparameters
-from rl_training.config import InputError
 from rl_training.data.rollout import Rollout
 from rl_training.data.state_check import StateMismatch, compare_state
+from rl_training.errors import InputError
 from rl_training.models.actor_critic import parameter_groups
 from rl_training.types import Spaces
 from test_ppo_update import CAMERA, CONTINUOUS, DISCRETE, VECTOR, make_ppo, perturb

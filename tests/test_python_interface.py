@@ -14,7 +14,7 @@ import rl_training
 from conftest import REPOSITORY
 from rl_training import ConfigError, TrainConfig, latest_run, load_config, train
 from rl_training.cli import main
-from rl_training.config import InputError
+from rl_training.errors import InputError
 from test_cli import CARTPOLE, SMALL, cli
 
 

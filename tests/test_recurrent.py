@@ -15,7 +15,6 @@ import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from envs_for_tests import CounterEnv
-from rl_training.config import InputError
 from rl_training.data.batch import tree_map
 from rl_training.data.fields import check_entries, fields_of, step_fields
 from rl_training.data.recurrent import check_memory, on_cpu, reset_rows, select_rows
@@ -26,6 +25,7 @@ from rl_training.envs.episodes import Envs, Episodes, SyncEnvs
 from rl_training.envs.factory import make_envs
 from rl_training.envs.runner import EnvRunner
 from rl_training.envs.runner_state import RunnerState
+from rl_training.errors import InputError
 from rl_training.runtime.checkpoints import load_checkpoint, save_checkpoint
 from rl_training.runtime.restoring import restore_part
 from rl_training.types import Decision, Memory, Observation

@@ -18,12 +18,12 @@ from rl_training import TrainConfig, train
 from rl_training.algorithms.actor_critic import actor_critic_fields
 from rl_training.algorithms.optim import MeanMetrics
 from rl_training.algorithms.recurrent_ppo import RecurrentPPO, RecurrentPPOHyperparameters
-from rl_training.config import InputError
 from rl_training.data.batch import tree_map
 from rl_training.data.recurrent import reset_rows
 from rl_training.data.rollout import Rollout
 from rl_training.envs.factory import make_envs
 from rl_training.envs.runner import EnvRunner
+from rl_training.errors import InputError
 from rl_training.models import recurrent
 from rl_training.models.recurrent import RecurrentCore, cut, make_blocks
 from rl_training.types import Spaces

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from naive_replay import Ends, NaiveReplay, frame, new_replay, parts, stream, vector
-from rl_training.config import InputError
 from rl_training.data.replay import Replay
+from rl_training.errors import InputError
 from rl_training.runtime.checkpoints import load_checkpoint, save_checkpoint
 from rl_training.types import Step
 from test_replay import GAMMA, assert_holds, both, leaves

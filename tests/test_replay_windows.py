@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from naive_replay import Ends, Make, NaiveRows, Row, frame, new_replay, parts, stream, vector
-from rl_training.config import InputError
 from rl_training.data.batch import tree_map
 from rl_training.data.replay import Replay
+from rl_training.errors import InputError
 from test_replay import Scaling, assert_equal, both, leaves
 from test_replay_saving import through_a_file
 

@@ -17,9 +17,9 @@ import yaml
 
 from rl_training import TrainingInterrupted, load_policy, resume_training, train
 from rl_training.algorithms.muzero import MuZeroHyperparameters
-from rl_training.config import InputError
 from rl_training.envs.runner import EnvRunner
 from rl_training.envs.tasks import clips_reward
+from rl_training.errors import InputError
 from rl_training.runtime import atomic_files, evaluation, run_evaluations
 from rl_training.runtime import run as run_module
 from rl_training.runtime.a2c_trainer import A2C_RECIPE, train_a2c

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from rl_training import evaluate_checkpoint, load_config, predict_checkpoint, resume_training, train
-from rl_training.config import ConfigError, InputError
+from rl_training.errors import ConfigError, InputError
 from rl_training.runtime.checkpoints import load_checkpoint
 from rl_training.runtime.sac_trainer import train_sac
 from smoke import check_run

@@ -17,12 +17,12 @@ from build import build, make_replay
 from envs_for_tests import Structured
 from probes import copy_training
 from rl_training.algorithms.sac import SAC, SACHyperparameters
-from rl_training.config import InputError
 from rl_training.data.batch import tree_map
 from rl_training.data.fields import fields_of
 from rl_training.data.replay import Replay
 from rl_training.envs.episodes import Episodes, SyncEnvs
 from rl_training.envs.runner import EnvRunner
+from rl_training.errors import InputError
 from rl_training.models.sac import SquashedGaussianPolicy, TwinMLP
 from rl_training.ops.distributions import TanhGaussian
 from rl_training.runtime.sac_trainer import SAC_RECIPE

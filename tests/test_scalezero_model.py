@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from rl_training.acting.paths import make_inference
 from rl_training.algorithms.optim import Adam, gradient_step
-from rl_training.config import InputError
+from rl_training.errors import InputError
 from rl_training.models.moe import Adapters, MixtureOfExperts, ScaledLinear
 from rl_training.models.parameters import FlatParameters
 from rl_training.models.scalezero import ScaleZeroModel, TaskModel

@@ -13,8 +13,8 @@ from rl_training import evaluate_checkpoint, load_policy, resume_training, train
 from rl_training.acting.numpy_transformer import NumpyInference
 from rl_training.acting.scalezero import TaskActor
 from rl_training.algorithms import planning_targets
-from rl_training.config import ConfigError, InputError
 from rl_training.data.state_check import StateMismatch
+from rl_training.errors import ConfigError, InputError
 from rl_training.ops.search import Search
 from rl_training.runtime.checkpoints import load_checkpoint
 from rl_training.runtime.scalezero_trainer import train_scalezero

@@ -14,11 +14,11 @@ from build import build
 from rl_training.acting.planning import Planner, plan_by_visits
 from rl_training.algorithms.optim import soft_update
 from rl_training.algorithms.scalezero import ScaleZeroHyperparameters
-from rl_training.config import InputError
 from rl_training.data.batch import to_tensors
 from rl_training.data.fields import fields_of
 from rl_training.data.recurrent import reset_rows
 from rl_training.data.replay import Replay
+from rl_training.errors import InputError
 from rl_training.types import Spaces
 
 TASKS = [Spaces(Box(-3, 3, (3,), np.float32), Discrete(2)), Spaces(Box(-3, 3, (2,), np.float32), Discrete(3))]

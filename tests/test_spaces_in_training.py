@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from rl_training import ALGORITHMS, load_policy, train
-from rl_training.config import InputError
+from rl_training.errors import InputError
 
 
 class Spaces(gym.Env):

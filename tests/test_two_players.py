@@ -8,10 +8,10 @@ import pytest
 
 from envs_for_tests import noted
 from rl_training import ALGORITHMS, evaluate_checkpoint, load_policy, train
-from rl_training.config import InputError
 from rl_training.envs.factory import make_envs
 from rl_training.envs.runner import EnvRunner
 from rl_training.envs.runner_state import RunnerState
+from rl_training.errors import InputError
 from rl_training.runtime import workflows
 from rl_training.types import Decision
 

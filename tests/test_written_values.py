@@ -12,7 +12,7 @@ from conftest import TINY, learning_rates
 from rl_training import ALGORITHMS, load_policy, resume_training, train
 from rl_training.algorithms.optim import Adam, RMSprop
 from rl_training.algorithms.ppo import PPO
-from rl_training.config import InputError
+from rl_training.errors import InputError
 from rl_training.runtime.checkpoints import load_checkpoint
 from test_checkpoint_workflows import stop_at
 from test_contract import assert_same_future

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from rl_training.config import ConfigError, InputError, TrainConfig
+    from rl_training.config import TrainConfig
+    from rl_training.errors import ConfigError, InputError
     from rl_training.runtime.checkpoints import CheckpointError
     from rl_training.runtime.controls import (
         resolve_clip_coefficient,
@@ -31,8 +32,8 @@ if TYPE_CHECKING:
     )
 
 _HOMES = {
-    "ConfigError": "config",
-    "InputError": "config",
+    "ConfigError": "errors",
+    "InputError": "errors",
     "TrainConfig": "config",
     "CheckpointError": "runtime.checkpoints",
     "resolve_clip_coefficient": "runtime.controls",

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from rl_training.acting.paths import make_forward
-from rl_training.config import InputError
 from rl_training.data.history import num_rows
+from rl_training.errors import InputError
 from rl_training.models.actor_critic import ActorCritic
 from rl_training.models.parameters import FlatParameters, num_parameters, pack_weights, unpack_weights
 from rl_training.models.phasic import ARCHITECTURES, PhasicActorCritic

@@ -19,8 +19,8 @@ from rl_training.acting.actor import NetworkActor
 from rl_training.acting.fused import fused_network
 from rl_training.acting.inference import GraphInference
 from rl_training.acting.paths import make_inference, runs_inside_search
-from rl_training.config import InputError
 from rl_training.data.fields import NUMBER, step_fields
+from rl_training.errors import InputError
 from rl_training.models.efficientzero import EfficientZeroModel
 from rl_training.models.muzero import MuZeroModel, PlanningModel
 from rl_training.types import Array, Decision, Field, Fields, History, Memory, Observation, Spaces

@@ -9,8 +9,8 @@ import torch
 
 from rl_training.acting.actor import NetworkActor, decide
 from rl_training.acting.paths import make_recurrent_forward
-from rl_training.config import InputError
 from rl_training.data.history import check_rows, num_rows
+from rl_training.errors import InputError
 from rl_training.models.recurrent import RecurrentActorCritic
 from rl_training.types import Decision, Memory, Observation, Spaces
 

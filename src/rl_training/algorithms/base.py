@@ -12,7 +12,7 @@ from typing import Any, ClassVar, TypeVar, cast, get_args, get_type_hints
 import numpy as np
 
 from rl_training.algorithms.optim import Optimizer
-from rl_training.config import InputError
+from rl_training.errors import InputError
 from rl_training.types import State, Weights
 
 T = TypeVar("T")

@@ -20,12 +20,12 @@ from rl_training.algorithms.base import Learner, inherited, scalar, setting
 from rl_training.algorithms.optim import Adam, MeanMetrics, Optimizer, gradient_step
 from rl_training.algorithms.ppo import PPO, PPOHyperparameters
 from rl_training.algorithms.trpo import TRPO, TRPOHyperparameters
-from rl_training.config import ConfigError, InputError
 from rl_training.data.batch import flatten, rows_of, to_device, tree_map
 from rl_training.data.demonstrations import Demonstrations
 from rl_training.data.normalize import EPSILON, Normalizer, RunningMeanStd
 from rl_training.data.rollout import Rollout
 from rl_training.envs.demonstrations import in_model_spaces
+from rl_training.errors import ConfigError, InputError
 from rl_training.models.discriminator import Discriminator, Points, gradient_penalty, interpolate
 from rl_training.models.parameters import FlatParameters
 from rl_training.ops.distributions import Bernoulli

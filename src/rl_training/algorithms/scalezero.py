@@ -24,9 +24,9 @@ from rl_training.algorithms.optim import Adam, backward, clipped_step, soft_upda
 from rl_training.algorithms.planning import SearchHyperparameters, policy_loss
 from rl_training.algorithms.planning_targets import sequence_targets
 from rl_training.algorithms.replay_based import CAPACITY, ReplayLearner
-from rl_training.config import InputError, nearest
 from rl_training.data.batch import to_tensors, tree_map
 from rl_training.data.replay import Replay
+from rl_training.errors import InputError, nearest
 from rl_training.models.parameters import FlatParameters
 from rl_training.types import Array, Batch, History, State
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from rl_training.config import InputError
+from rl_training.errors import InputError
 from rl_training.types import Array, Observation
 
 FORMAT = "rl-training demonstrations 1"

@@ -9,8 +9,8 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from rl_training.config import InputError
 from rl_training.data.batch import tree_map
+from rl_training.errors import InputError
 from rl_training.types import Field, Fields, Spaces, Step
 
 FLAG = Field((), np.dtype(bool))

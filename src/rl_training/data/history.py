@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from rl_training.config import InputError
 from rl_training.data.batch import tree_map
 from rl_training.data.state_check import compare_state
+from rl_training.errors import InputError
 from rl_training.types import Array, History, Memory, Observation
 
 OBS_PREFIX = "obs."  # of the entries of a Dict observation in a memory

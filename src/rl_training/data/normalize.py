@@ -9,8 +9,8 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-from rl_training.config import InputError
 from rl_training.data.state_check import compare_state
+from rl_training.errors import InputError
 from rl_training.types import Array, Observation, State
 
 EPSILON = 1e-8

@@ -6,10 +6,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rl_training.config import InputError
 from rl_training.data.batch import flatten, rows_of, tree_map
 from rl_training.data.fields import NUMBER
 from rl_training.data.state_check import StateMismatch, compare_state
+from rl_training.errors import InputError
 from rl_training.types import Batch, Fields, State
 
 

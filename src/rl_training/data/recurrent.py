@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rl_training.config import InputError
 from rl_training.data.batch import any_true
+from rl_training.errors import InputError
 from rl_training.types import Array, Memory, Step
 
 

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import torch
 
-from rl_training.config import InputError
 from rl_training.data.batch import tree_map
 from rl_training.data.fields import check_step
 from rl_training.data.replay_saving import hold_rows, load_ring_state, ring_state
 from rl_training.data.ring import Ring, draw_steps, draw_windows
+from rl_training.errors import InputError
 from rl_training.types import Array, Batch, Fields, History, Observation, State, Step
 
 if TYPE_CHECKING:

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rl_training.config import InputError
 from rl_training.data.batch import tree_map
 from rl_training.data.ring import Ring
 from rl_training.data.state_check import MOST, compare_state
+from rl_training.errors import InputError
 from rl_training.types import Array, State
 
 if TYPE_CHECKING:

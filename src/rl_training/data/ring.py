@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rl_training.config import InputError
 from rl_training.data.batch import tree_map
 from rl_training.data.fields import num_bytes
+from rl_training.errors import InputError
 from rl_training.types import Array, Field, Fields, Observation, Step
 
 SPARE_FRACTION = 1 / 16  # of the rows that can be drawn: so many more can be written while a checkpoint reads these

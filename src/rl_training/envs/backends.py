@@ -12,7 +12,6 @@ import numpy as np
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from rl_training.config import InputError
 from rl_training.data.batch import any_true, arrays_of, copied, put_rows
 from rl_training.data.state_check import StateMismatch, compare_state
 from rl_training.envs.atari import LifeCounter
@@ -20,6 +19,7 @@ from rl_training.envs.episodes import Envs, EnvStep, check_state, num_players_of
 from rl_training.envs.faults import EnvironmentFault, raised
 from rl_training.envs.spaces import ObservationLayout
 from rl_training.envs.workers import Workers
+from rl_training.errors import InputError
 from rl_training.types import Array, Observation, State
 
 

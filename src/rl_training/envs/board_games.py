@@ -15,7 +15,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-from rl_training.config import InputError
+from rl_training.errors import InputError
 from rl_training.types import Array
 
 SOLVABLE = 9  # cells; tic-tac-toe has 5,478 positions, Connect Four 4.5e12

@@ -9,12 +9,12 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from rl_training.config import InputError, MissingPackage
 from rl_training.data.batch import rows_of
 from rl_training.data.demonstrations import Demonstrations, check_demonstrations, read_demonstrations
 from rl_training.envs.faults import out_of_range
 from rl_training.envs.space_json import space_from_json, space_to_json
 from rl_training.envs.spaces import ObservationLayout, model_space, sizes
+from rl_training.errors import InputError, MissingPackage
 from rl_training.types import Array, Observation, Spaces
 
 MINARI = "minari:"  # before the name of a dataset

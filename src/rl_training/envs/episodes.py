@@ -11,11 +11,11 @@ import gymnasium as gym
 import numpy as np
 import torch
 
-from rl_training.config import InputError
 from rl_training.data.batch import copied, same_row
 from rl_training.data.state_check import compare_state
 from rl_training.envs.faults import RESET_GIVES, EnvironmentFault, described, observation_problem, raised, step_problem
 from rl_training.envs.spaces import ObservationLayout
+from rl_training.errors import InputError
 from rl_training.types import Array, Observation, State
 
 MAX_ACTIONS = 200_000  # an episode with more actions is not restored: replaying it would take minutes

@@ -18,11 +18,12 @@ from gymnasium.vector import AutoresetMode
 
 import rl_training.envs.board_games
 import rl_training.envs.classic  # noqa: F401  both register their ids
-from rl_training.config import AtariOptions, EnvOptions, InputError, MissingPackage, Wrappers
+from rl_training.config import AtariOptions, EnvOptions, Wrappers
 from rl_training.envs import atari
 from rl_training.envs.backends import EnvPoolEnvs, VectorEnvs
 from rl_training.envs.episodes import ActionRepeat, Envs, Episodes, SyncEnvs, episode_seed, seed_process
 from rl_training.envs.workers import Workers
+from rl_training.errors import InputError, MissingPackage
 from rl_training.types import Array
 
 # Measured on CartPole, median microseconds for one step of 8, 16, 32, 64 environments: sync 159, 197, 562, 1120;

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from gymnasium import Space, spaces
 
-from rl_training.config import InputError
+from rl_training.errors import InputError
 from rl_training.types import Array
 
 WHOLE = "iub"  # the dtype kinds of whole numbers

@@ -8,7 +8,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-from rl_training.config import InputError
+from rl_training.errors import InputError
 
 
 def space_to_json(space: gym.Space) -> dict[str, Any]:

@@ -9,8 +9,8 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-from rl_training.config import InputError
 from rl_training.data.normalize import Normalizer
+from rl_training.errors import InputError
 from rl_training.types import Array, BoxActions, Observation, Spaces
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import gymnasium as gym
 import torch
 from torch import Tensor, nn
 
-from rl_training.config import InputError
+from rl_training.errors import InputError
 from rl_training.models.networks import Activation, NatureCNN, initialize, make_encoder, mlp_trunk
 from rl_training.ops.distributions import Bernoulli, Categorical, DiagGaussian, Distribution, MultiCategorical, Numbers
 from rl_training.types import Array, Spaces, TensorTree

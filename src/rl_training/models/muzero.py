@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rl_training.config import InputError
+from rl_training.errors import InputError
 from rl_training.models.networks import Activation, is_image, make_encoder, mlp_trunk, zero_linear
 from rl_training.models.residual import (
     Dynamics,

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rl_training.config import InputError
+from rl_training.errors import InputError
 
 Activation: TypeAlias = Literal["tanh", "relu", "elu", "silu"]
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {

@@ -8,7 +8,7 @@ from typing import cast
 import gymnasium as gym
 from torch import Tensor, nn
 
-from rl_training.config import InputError
+from rl_training.errors import InputError
 from rl_training.models.networks import Activation, Encoder, NatureCNN, is_image, make_encoder, mlp
 from rl_training.types import Spaces, TensorTree
 

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rl_training.config import InputError
+from rl_training.errors import InputError
 from rl_training.models.networks import channels_first, zero_linear
 from rl_training.ops.augment import channels_last
 

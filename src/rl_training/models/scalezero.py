@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rl_training.config import InputError
+from rl_training.errors import InputError
 from rl_training.models.moe import Adapters, Routing, ScaledLinear
 from rl_training.models.muzero import PlanningModel, encoded_space
 from rl_training.models.networks import Activation, make_encoder, mlp, zero_linear

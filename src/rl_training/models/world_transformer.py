@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rl_training.config import InputError
+from rl_training.errors import InputError
 from rl_training.models.moe import Adapters, MixtureOfExperts, Routing, ScaledLinear
 
 MAX_DISTANCE = 64  # larger distances between tokens share one bias

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rl_training.config import InputError
+from rl_training.errors import InputError
 
 EPSILON = 0.001  # the linear part of h(x)
 

@@ -11,11 +11,11 @@ import threading
 import traceback
 from typing import Any
 
-from rl_training.config import InputError
 from rl_training.data.rollout import Rollout
 from rl_training.data.rollout_parts import write_part
 from rl_training.data.shared_memory import SharedMemory, arrays_in, shared_bytes
 from rl_training.envs.workers import ignore_signals
+from rl_training.errors import InputError
 from rl_training.runtime.process_fleet import weights_fields
 from rl_training.runtime.rollout_worker import Order, Report, RolloutWorker
 from rl_training.types import Fields, Weights

@@ -10,7 +10,8 @@ from typing import Any, Literal, Protocol, TypeAlias
 
 from pydantic import Field, model_validator
 
-from rl_training.config import Float, InputError, Int, Options
+from rl_training.config import Float, Int, Options
+from rl_training.errors import InputError
 from rl_training.runtime.checkpoints import PART_NAME
 from rl_training.types import Metrics, State
 

@@ -24,7 +24,7 @@ import numpy as np
 from safetensors.torch import load_file
 from torch import Tensor
 
-from rl_training.config import InputError
+from rl_training.errors import InputError
 from rl_training.runtime.atomic_files import hidden_name, make_temporary, remove_abandoned, sync_directory
 from rl_training.runtime.metadata import package_version
 from rl_training.runtime.state_files import decode, encode, safetensors_blocks

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from rl_training.config import InputError, read_document
+from rl_training.errors import InputError, read_document
 
 
 def command(*arguments: Any) -> str:

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 from pydantic import ValidationError
 
 from rl_training.algorithms.base import checked_scalar, scalar_names, without_effect
-from rl_training.config import FIXED, ConfigError, InputError, Problem, TrainConfig, problems_of, shown, unknown_key
+from rl_training.config import TrainConfig
+from rl_training.errors import FIXED, ConfigError, InputError, Problem, problems_of, shown, unknown_key
 from rl_training.runtime.hyperparameters import PARTS, Hyperparameter, adapter, hyperparameters_of, is_given, names_of
 from rl_training.runtime.schedules import ALL_FIELDS, KINDS, SYNONYMS, Constant, Schedule, Warmup, parse_schedule
 from rl_training.types import State

@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from rl_training.config import InputError, TrainConfig
+from rl_training.config import TrainConfig
 from rl_training.data.batch import tree_map
 from rl_training.data.demonstrations import Demonstrations, check_demonstrations, file_content
 from rl_training.envs.demonstrations import join
 from rl_training.envs.runner import EnvRunner
 from rl_training.envs.spaces import action_map
 from rl_training.envs.tasks import spaces_to_json
+from rl_training.errors import InputError
 from rl_training.runtime.atomic_files import write_atomic
 from rl_training.runtime.evaluation import Player, make_runner, shares
 from rl_training.runtime.randomness import own_global_state, seed_of

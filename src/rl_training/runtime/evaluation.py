@@ -7,12 +7,13 @@ from statistics import fmean, pstdev
 from typing import Any, NamedTuple
 
 from rl_training.acting.actor import Actor
-from rl_training.config import InputError, Task, TrainConfig
+from rl_training.config import Task, TrainConfig
 from rl_training.data.normalize import Normalizer
 from rl_training.envs.factory import make_envs, split_env_kwargs
 from rl_training.envs.faults import EnvironmentFault
 from rl_training.envs.runner import EnvRunner
 from rl_training.envs.spaces import model_side, sizes
+from rl_training.errors import InputError
 from rl_training.runtime.metrics import of_task, over_tasks
 from rl_training.runtime.randomness import own_global_state, seed_of
 from rl_training.types import BoxActions, Metrics, Spaces

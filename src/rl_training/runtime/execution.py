@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from rl_training.config import ConfigError, Execution, TrainConfig
+from rl_training.config import Execution, TrainConfig
+from rl_training.errors import ConfigError
 from rl_training.runtime.actor_pool import ActorPool
 from rl_training.runtime.fleet import Fleet
 from rl_training.runtime.process_fleet import ProcessFleet

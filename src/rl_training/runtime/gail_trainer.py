@@ -9,9 +9,10 @@ from typing import Any
 from rl_training.acting.actor import ActorCriticActor
 from rl_training.algorithms.actor_critic import actor_critic_fields
 from rl_training.algorithms.gail import GAIL, GAILHyperparameters
-from rl_training.config import ConfigError, EnvOptions, InputError, TrainConfig
+from rl_training.config import EnvOptions, TrainConfig
 from rl_training.data.demonstrations import Demonstrations
 from rl_training.envs.demonstrations import load_demonstrations
+from rl_training.errors import ConfigError, InputError
 from rl_training.runtime.on_policy import run_on_policy
 from rl_training.runtime.outcome import TrainResult
 from rl_training.runtime.recipe import Recipe, trainer

@@ -12,7 +12,8 @@ from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_ori
 
 from pydantic import BeforeValidator, StrictBool, TypeAdapter
 
-from rl_training.config import SCHEDULE_PARTS, Float, Int
+from rl_training.config import Float, Int
+from rl_training.errors import SCHEDULE_PARTS
 
 ALIASES = (("clip_coef", "clip_range"), ("ent_coef", "entropy_coef"))  # each group: names of one scalar
 PARTS = ("", *SCHEDULE_PARTS)  # the keys of a scalar: its name followed by one of these

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
-from rl_training.config import ConfigError, InputError, Problem, TrainConfig
+from rl_training.config import TrainConfig
 from rl_training.data.fields import field_of, num_bytes
+from rl_training.errors import ConfigError, InputError, Problem
 from rl_training.runtime.controls import Controls
 from rl_training.runtime.preview import extremes
 from rl_training.types import Spaces

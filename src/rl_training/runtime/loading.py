@@ -9,17 +9,13 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from rl_training.config import (
-    LONGEST_ENV_ID,
-    MOST_STEPS,
+from rl_training.config import LONGEST_ENV_ID, MOST_STEPS, EnvOptions, Execution, Options, TrainConfig
+from rl_training.envs.factory import check_env_id
+from rl_training.errors import (
     ConfigError,
     Document,
-    EnvOptions,
-    Execution,
     InputError,
-    Options,
     Problem,
-    TrainConfig,
     cut,
     nearest,
     parse_value,
@@ -27,7 +23,6 @@ from rl_training.config import (
     read_document,
     shown,
 )
-from rl_training.envs.factory import check_env_id
 from rl_training.runtime.callbacks import CallbackOptions
 from rl_training.runtime.controls import Controls
 from rl_training.runtime.limits import threads_problem

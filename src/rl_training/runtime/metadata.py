@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from rl_training.config import InputError
+from rl_training.errors import InputError
 from rl_training.runtime.atomic_files import write_text_atomic
 
 METADATA = "metadata.json"

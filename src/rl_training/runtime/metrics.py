@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rl_training.config import MissingPackage
+from rl_training.errors import MissingPackage
 from rl_training.types import Metrics, Reports
 
 FLUSH_SECONDS = 5.0

@@ -8,9 +8,10 @@ import gymnasium as gym
 import torch
 
 from rl_training.algorithms.replay_based import ReplayLearner
-from rl_training.config import InputError, TrainConfig
+from rl_training.config import TrainConfig
 from rl_training.data.replay import Replay
 from rl_training.data.ring import replay_bytes
+from rl_training.errors import InputError
 from rl_training.runtime.limits import usable_bytes
 from rl_training.runtime.outcome import TrainResult
 from rl_training.runtime.recipe import Recipe

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from rl_training.config import InputError
+from rl_training.errors import InputError
 from rl_training.runtime.controls import Controls, value_at
 from rl_training.runtime.hyperparameters import is_given
 

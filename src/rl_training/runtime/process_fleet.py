@@ -13,11 +13,11 @@ from typing import Any
 
 from gymnasium.vector.utils import CloudpickleWrapper
 
-from rl_training.config import InputError
 from rl_training.data.batch import tree_map
 from rl_training.data.rollout_parts import RolloutPart, read_part
 from rl_training.data.shared_memory import SharedMemory, arrays_in, shared_bytes
 from rl_training.envs.workers import CLOSING
+from rl_training.errors import InputError
 from rl_training.runtime.fleet import ActorFault, Arrival, Event
 from rl_training.runtime.rollout_worker import Order, WorkerPlan
 from rl_training.types import Field, Fields, Weights

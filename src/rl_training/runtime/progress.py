@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple, TextIO
 
-from rl_training.config import InputError
+from rl_training.errors import InputError
 from rl_training.runtime.metrics import is_loss, is_of_task, of_task
 from rl_training.runtime.phases import Phases, compilation_phase, shares
 from rl_training.types import Metrics

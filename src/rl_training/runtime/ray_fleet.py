@@ -11,9 +11,10 @@ from typing import Any
 
 from gymnasium.vector.utils import CloudpickleWrapper
 
-from rl_training.config import Execution, InputError, MissingPackage
+from rl_training.config import Execution
 from rl_training.data.rollout import Rollout
 from rl_training.data.rollout_parts import RolloutPart, part_of
+from rl_training.errors import InputError, MissingPackage
 from rl_training.runtime.fleet import ActorFault, Arrival, Event
 from rl_training.runtime.rollout_worker import Order, RolloutWorker, WorkerPlan
 from rl_training.types import Fields, Weights

@@ -7,7 +7,7 @@ from functools import partial
 from rl_training.acting.recurrent import RecurrentActor
 from rl_training.algorithms.actor_critic import actor_critic_fields
 from rl_training.algorithms.recurrent_ppo import RecurrentPPO, RecurrentPPOHyperparameters
-from rl_training.config import ConfigError
+from rl_training.errors import ConfigError
 from rl_training.runtime.hyperparameters import is_given
 from rl_training.runtime.limits import largest
 from rl_training.runtime.on_policy import run_on_policy

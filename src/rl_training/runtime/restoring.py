@@ -7,8 +7,8 @@ from bisect import bisect
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from rl_training.config import InputError
 from rl_training.data.state_check import StateMismatch, compare_state
+from rl_training.errors import InputError
 from rl_training.runtime.callbacks import CALLBACK
 from rl_training.runtime.checkpoints import Checkpoint, CheckpointError
 from rl_training.runtime.controls import Controls

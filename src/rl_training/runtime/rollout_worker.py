@@ -10,13 +10,14 @@ import numpy as np
 import torch
 from gymnasium.envs.registration import EnvSpec
 
-from rl_training.config import InputError, Task
+from rl_training.config import Task
 from rl_training.data.merged_statistics import Observed, observed, set_statistics
 from rl_training.data.rollout import Rollout
 from rl_training.data.rollout_parts import memory_fields, part_fields
 from rl_training.envs.episodes import seed_process
 from rl_training.envs.runner_state import RunnerState
 from rl_training.envs.tasks import spaces_to_json
+from rl_training.errors import InputError
 from rl_training.runtime.recipe import Recipe
 from rl_training.runtime.sources import fill, make_runner, try_act
 from rl_training.types import Fields, Spaces, State, Weights

@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 
-from rl_training.config import InputError, TrainConfig
+from rl_training.config import TrainConfig
 from rl_training.envs.faults import EnvironmentFault
+from rl_training.errors import InputError
 from rl_training.runtime.callbacks import Callback, build_callbacks, name_callbacks
 from rl_training.runtime.checkpoints import Checkpoint
 from rl_training.runtime.controls import Controls

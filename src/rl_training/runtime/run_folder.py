@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 import yaml
 
-from rl_training.config import InputError, TrainConfig
+from rl_training.config import TrainConfig
+from rl_training.errors import InputError
 from rl_training.runtime.atomic_files import write_text_atomic
 from rl_training.runtime.checkpoints import Checkpoint
 from rl_training.runtime.controls import Controls

@@ -10,7 +10,8 @@ from typing import Any
 from rl_training.acting.planning import planning_fields
 from rl_training.acting.scalezero import ScaleZeroActor
 from rl_training.algorithms.scalezero import ScaleZero, ScaleZeroHyperparameters
-from rl_training.config import ConfigError, TrainConfig
+from rl_training.config import TrainConfig
+from rl_training.errors import ConfigError
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.multi_task import run_multi_task
 from rl_training.runtime.outcome import TrainResult

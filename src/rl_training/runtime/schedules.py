@@ -16,7 +16,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
 
-from rl_training.config import MOST_STEPS, Float, Options, nearest, problems_of, shown
+from rl_training.config import MOST_STEPS, Float, Options
+from rl_training.errors import nearest, problems_of, shown
 
 
 def _amount(value: Any) -> int | str:

@@ -12,8 +12,9 @@ import gymnasium as gym
 import torch
 
 from rl_training.algorithms.base import Learner
-from rl_training.config import EnvOptions, InputError, TrainConfig, shown
+from rl_training.config import EnvOptions, TrainConfig
 from rl_training.envs.factory import usable_cores
+from rl_training.errors import InputError, shown
 from rl_training.models.networks import is_image
 from rl_training.runtime.checkpoints import Checkpoint
 from rl_training.runtime.controls import Controls

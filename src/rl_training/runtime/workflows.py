@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from rl_training.config import InputError, TrainConfig, nearest
+from rl_training.config import TrainConfig
 from rl_training.data.normalize import Normalizer
 from rl_training.envs.spaces import ObservationLayout, action_map, sizes
 from rl_training.envs.tasks import SavedSpaces, Together, make_normalizer, spaces_from_json
+from rl_training.errors import InputError, nearest
 from rl_training.runtime.atomic_files import remove_abandoned
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.checkpoints import MANIFEST, Checkpoint, open_checkpoint
