@@ -29,8 +29,8 @@ def _amount(value: Any) -> int | str:
         if not 0 <= percent <= 100:
             raise ValueError("should be a per cent from 0% to 100%")
         return f"{percent:g}%"
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not 0 <= value < math.inf or value != int(value):
+    is_number = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf
+    if not is_number or value != int(value):
         raise ValueError("should be a whole number of env steps, or per cent of the horizon such as 50%")
     if value > MOST_STEPS:
         raise ValueError(f"should be at most {MOST_STEPS:,} env steps")
