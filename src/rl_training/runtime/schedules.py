@@ -1,8 +1,7 @@
 """A schedule is one number as a function of the training step.
 
-It runs over `duration` (default: the whole horizon) and then holds its last value. With L its length in env steps and
-s = min(step, L - 1), progress = s / (L - 1), so `end` is reached exactly on the last step. Amounts of training time are
-env steps (`20_000`), or per cent (`50%`) of the length of the schedule that contains them.
+It runs over `duration` (default: the whole horizon), then holds its last value. Of length L, at s = min(step, L - 1),
+progress = s / (L - 1), so `end` is reached on the last step. Durations are steps, or per cent of what contains them.
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ def _amount(value: Any) -> int | str:
         if not 0 <= percent <= 100:
             raise ValueError("should be a per cent from 0% to 100%")
         return f"{percent:g}%"
-    is_number = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf
-    if not is_number or value != int(value):
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not 0 <= value < math.inf or value != int(value):
         raise ValueError("should be a whole number of env steps, or per cent of the horizon such as 50%")
     if value > MOST_STEPS:
         raise ValueError(f"should be at most {MOST_STEPS:,} env steps")
