@@ -48,6 +48,7 @@ class Bar(NamedTuple):
     seeds: int
     bar: float | Peer | Alone | None  # None: to compare with the row above
     mean: float | None = None  # a further bar, for the mean of all seeds
+    train: float | None = None  # another, for the last 100 training episodes of each
     steps: int | None = None  # default: the config's
     cost: int = 1  # roughly, in minutes: the longest begin first
     of: Literal["eval", "worst", "wins"] = "eval"  # the mean, the worst episode, or the share of games won
@@ -74,6 +75,26 @@ BARS = {
     "recurrent-ppo-cartpole": Bar("configs/recurrent_ppo/cartpole_no_velocity.yaml", 3, 450, mean=475, cost=3),
     "ppo-cartpole-no-velocity": Bar("configs/ppo/cartpole.yaml", 3, None, overrides=("env_id=CartPoleNoVelocity-v1",)),
     "gail-cartpole": Bar("configs/gail/cartpole.yaml", 3, 450, cost=3, expert="configs/ppo/cartpole.yaml"),
+    **{
+        f"{algo}-cartpole-{name}": Bar(
+            f"configs/{algo}/cartpole.yaml", seeds, bar, train=train, overrides=tuple(f"execution.{x}" for x in where)
+        )
+        for algo in ("impala", "appo")
+        for name, seeds, bar, train, where in (
+            ("processes", 3, 475, 450, ("backend=process", "actors=2")),
+            ("ray", 1, 475, 450, ("backend=ray", "actors=2")),
+            ("lag", 3, 475, 450, ("simulate_lag=16",)),
+        )
+    },
+    **{
+        f"{algo}-cartpole-lag-uncorrected": Bar(
+            f"configs/{algo}/cartpole.yaml",
+            3,
+            None,
+            overrides=("execution.simulate_lag=16", "algo_kwargs.correction=false"),
+        )
+        for algo in ("impala", "appo")
+    },
     "dqn-cartpole": Bar("configs/dqn/cartpole.yaml", 3, 475),
     "dqn-mountaincar": Bar("configs/dqn/mountaincar.yaml", 3, -115, cost=2),
     "dqn-lunarlander": Bar("configs/dqn/lunarlander.yaml", 1, 200, cost=5),
@@ -213,6 +234,7 @@ def wanted(bar: Bar) -> str:
     if not isinstance(bar.bar, Peer):
         bars = [f"{'worst episode of ' if bar.of == 'worst' else ''}each >= {bar.bar:g}"]
         bars += [] if bar.mean is None else [f"mean >= {bar.mean:g}"]
+        bars += [] if bar.train is None else [f"train >= {bar.train:g}"]
         return ", ".join(bars + [f"{name} <= {limit:g} throughout" for name, limit in bar.limits])
     numbers = ", ".join(f"{key} {value}" for key, value in bar.bar.kwargs.items())
     return f"mean >= Stable-Baselines3's {bar.bar.algorithm} ({numbers}, else its defaults)"
@@ -234,6 +256,8 @@ def reached(name: str, rows: list[dict]) -> bool:
     if bar.bar is None:
         return True
     if bar.mean is not None and (not ours or fmean(row["eval"] for row in ours) < bar.mean):
+        return False
+    if bar.train is not None and any(row["train"] < bar.train for row in ours):
         return False
     if any(row["largest"][metric] > limit for row in ours for metric, limit in bar.limits):
         return False
@@ -264,6 +288,8 @@ def table(results: dict[str, list[dict]]) -> str:
         rows = results.get(name, [])
         ours, peers = parted(rows)
         config = f"`{bar.config}`" + (", on a GPU" if bar.gpu else "")
+        if (where := [word for word in bar.overrides if word.startswith("execution.")]) and bar.bar is not None:
+            config += f", {', '.join(where)}"
         verdict = "" if bar.bar is None else "yes" if reached(name, rows) else "**no**"
         if ours:
             lines.append(line(name, config, bar, ours, verdict))

@@ -15,7 +15,7 @@ args = parser.parse_args()
 
 def report(run) -> None:
     """Called after every update; `run.stop(reason)` would end training here."""
-    if run.step % 50_000 < 16 * 20:
+    if run.step % 50_000 < 16 * 5:
         print(
             f"step {run.step:,}: return of the last episodes {run.metrics.get('train_return_mean', float('nan')):.1f}"
         )
@@ -29,11 +29,11 @@ config = TrainConfig(
     num_envs=16,
     env_kwargs={"wrappers": {"normalize_reward": False}},
     algo_kwargs={
-        "num_steps": 20,
-        "num_minibatches": 4,
+        "num_steps": 5,
+        "gamma": 0.98,
         "optimizer": "adam",
-        "ent_coef": 0.0,
-        "learning_rate": {"kind": "linear", "start": 1e-3, "end": 0.0},
+        "learning_rate": {"kind": "linear", "start": 7e-4, "end": 0.0},
+        "ent_coef": {"kind": "linear", "start": 0.01, "end": 0.0},
     },
 )
 result = train(config, callbacks=[report], progress="silent")

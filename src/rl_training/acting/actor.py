@@ -111,8 +111,12 @@ class VersionedActor(ActorCriticActor):
     """Also stores the version of its weights with each step: how old the policy is when a learner uses the step."""
 
     def act(self, obs: Observation, memory: Memory, *, explore: bool, rng: np.random.Generator) -> Decision:
-        action, memory, extras = super().act(obs, memory, explore=explore, rng=rng)
-        return Decision(action, memory, {**extras, "version": np.full(len(action), self.version, np.int64)})
+        return with_version(super().act(obs, memory, explore=explore, rng=rng), self.version)
+
+
+def with_version(decision: Decision, version: int) -> Decision:
+    action, memory, extras = decision
+    return Decision(action, memory, {**extras, "version": np.full(len(action), version, np.int64)})
 
 
 class PhasicActor(ActorCriticActor):

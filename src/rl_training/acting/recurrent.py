@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from rl_training.acting.actor import NetworkActor, decide
+from rl_training.acting.actor import NetworkActor, decide, with_version
 from rl_training.acting.paths import make_recurrent_forward
 from rl_training.data.history import check_rows, num_rows
 from rl_training.errors import InputError
@@ -49,3 +49,10 @@ class RecurrentActor(NetworkActor):
             check_rows(len(next(iter(memory.values()))), obs)
             raise InputError(f"a memory of shapes {found} is not one of this policy, whose shapes are {shapes}")
         return memory
+
+
+class VersionedRecurrentActor(RecurrentActor):
+    """Also stores the version of its weights, as VersionedActor does."""
+
+    def act(self, obs: Observation, memory: Memory, *, explore: bool, rng: np.random.Generator) -> Decision:
+        return with_version(super().act(obs, memory, explore=explore, rng=rng), self.version)

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from rl_training.acting.actor import VersionedActor
 from rl_training.algorithms.actor_critic import explained_variance, policy_lag
-from rl_training.algorithms.base import scalar
+from rl_training.algorithms.base import scalar, setting
 from rl_training.algorithms.optim import MeanMetrics, soft_update
 from rl_training.algorithms.ppo import PPO, PPOHyperparameters
 from rl_training.data.batch import flatten, to_device
@@ -39,8 +39,13 @@ class APPOHyperparameters(PPOHyperparameters):
     target_kl: float | None = scalar(
         None, "KL limit: stop an update above approximate KL(acting || current) 1.5 * this; None: no limit"
     )
-    rho_bar: float = scalar(1.0, "V-trace clip of the ratio in a TD error")
-    c_bar: float = scalar(1.0, "V-trace clip of the ratio that a trace is multiplied by; at most rho_bar")
+    correction: bool = setting(
+        True, "ratios to the policy that acted; False: take all actions for those of the target network's policy"
+    )
+    rho_bar: float = scalar(1.0, "V-trace clip of the ratio in a TD error", needs=("correction", True))
+    c_bar: float = scalar(
+        1.0, "V-trace clip of the ratio that a trace is multiplied by; at most rho_bar", needs=("correction", True)
+    )
     target_update_period: int = scalar(1, "updates from one update of the target network to the next", low=1)
     tau: float = scalar(1.0, "soft update (Polyak) coefficient of the target network; 1: copy the weights", high=1.0)
 
@@ -66,6 +71,8 @@ class APPO(PPO):
         flat = flatten({key: data[key] for key in ("obs", "action")})
         policy, value = self.target_model(flat["obs"])
         value, log_prob = value.view_as(data["reward"]), policy.log_prob(flat["action"]).view_as(data["reward"])
+        if not self.hp.correction:
+            data = {**data, "logprob": log_prob}
         _, _, after = rollout.ends()
         target, advantage = vtrace(
             log_prob - data["logprob"],

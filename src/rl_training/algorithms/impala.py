@@ -9,20 +9,31 @@ size. A truncated episode is bootstrapped; the published code takes it for a ter
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, cast
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from rl_training.acting.actor import NetworkActor, VersionedActor
+from rl_training.acting.recurrent import VersionedRecurrentActor
 from rl_training.algorithms.a2c import A2C, A2CHyperparameters
 from rl_training.algorithms.actor_critic import explained_variance, mean_entropy, policy_lag, total_loss
-from rl_training.algorithms.base import scalar, setting
+from rl_training.algorithms.base import inherited, scalar, setting
 from rl_training.algorithms.optim import MeanMetrics, gradient_step
+from rl_training.algorithms.recurrent_ppo import (
+    RecurrentPPOHyperparameters,
+    remembered_values,
+    sequences,
+    start_memory,
+)
 from rl_training.data.batch import env_minibatches, flatten, to_device
 from rl_training.data.rollout import Rollout
+from rl_training.models.recurrent import RecurrentActorCritic
+from rl_training.ops.distributions import Distribution
 from rl_training.ops.vtrace import importance_weight, vtrace
-from rl_training.types import Batch, Metrics
+from rl_training.types import Batch, Metrics, Spaces, TensorTree
 
 LEARNED = ("obs", "action", "logprob", "reward", "terminated", "truncated")  # the stored entries of a minibatch
 
@@ -45,6 +56,14 @@ class IMPALAHyperparameters(A2CHyperparameters):
         1.0, "V-trace clip of the ratio that a trace is multiplied by; at most rho_bar", needs=("correction", True)
     )
     pg_rho_bar: float = scalar(1.0, "V-trace clip of the ratio in the policy gradient", needs=("correction", True))
+    recurrent: bool = setting(False, "a recurrent cell between the encoder and the heads, as in the paper's LSTM")
+    cell: Literal["lstm", "gru"] = inherited(RecurrentPPOHyperparameters, "cell", needs=("recurrent", True))
+    recurrent_size: int = inherited(RecurrentPPOHyperparameters, "recurrent_size", needs=("recurrent", True))
+    critic_memory: Literal["separate", "shared", "none"] = setting(
+        "shared",
+        "separate: a recurrent cell for the critic; shared: the policy's, trained by both; none: no memory",
+        needs=("recurrent", True),
+    )
 
 
 class IMPALA(A2C):
@@ -56,7 +75,7 @@ class IMPALA(A2C):
         hp, metrics = self.hp, MeanMetrics()
         data = to_device(rollout.batch, self.device)
         metrics.add(**policy_lag(self.actor.version, data["version"]))
-        batch = {key: data[key] for key in LEARNED} | self.bootstraps(rollout)
+        batch = self.learned(rollout, data) | self.bootstraps(rollout)
         for minibatch in env_minibatches(batch, int(hp.num_minibatches), self.rng):
             loss = self.loss(minibatch, metrics)
             norm = gradient_step(self.optimizers["model"], loss, lr=hp.learning_rate, max_grad_norm=hp.max_grad_norm)
@@ -64,6 +83,10 @@ class IMPALA(A2C):
             self.gradient_steps += 1
         self.actor.version += 1
         return metrics.mean()
+
+    def learned(self, rollout: Rollout, data: Batch) -> Batch:
+        """What minibatches consist of beside bootstraps. `data` is the rollout on the device."""
+        return {key: data[key] for key in LEARNED}
 
     def bootstraps(self, rollout: Rollout) -> Batch:
         """[T, N] Where a bootstrap is not the value of the next row, and its value before the update."""
@@ -78,7 +101,7 @@ class IMPALA(A2C):
     def loss(self, batch: Batch, metrics: MeanMetrics) -> Tensor:
         """Of a minibatch [T, M]: policies and values are those of the current weights."""
         hp, flat = self.hp, flatten({key: batch[key] for key in ("obs", "action")})
-        policy, flat_value = self.model(flat["obs"])
+        policy, flat_value = self.predict(flat["obs"], batch)
         shape = batch["reward"].shape
         log_prob, value = policy.log_prob(flat["action"]).view(shape), flat_value.view(shape)
         log_ratio = log_prob.detach() - batch["logprob"]
@@ -90,6 +113,10 @@ class IMPALA(A2C):
         metrics.add(policy_loss=policy_loss, value_loss=value_loss, entropy=entropy)
         metrics.add(ratio_mean=log_ratio.exp().mean(), explained_variance=explained_variance(value.detach(), target))
         return total_loss(policy_loss, value_loss, entropy, hp)
+
+    def predict(self, obs: TensorTree, batch: Batch) -> tuple[Distribution, Tensor]:
+        """(policies, values [T * M]) of the observations [T * M, ...] of a minibatch."""
+        return cast(tuple[Distribution, Tensor], self.model(obs))
 
     def corrected(self, batch: Batch, value: Tensor, log_ratio: Tensor) -> tuple[Tensor, Tensor]:
         """(targets of the values, weights of the log-probabilities in the policy gradient), [T, M]."""
@@ -109,6 +136,31 @@ class IMPALA(A2C):
             **bars,
         )
         return target, advantage * importance_weight(log_ratio, hp.pg_rho_bar) if hp.correction else advantage
+
+
+class RecurrentIMPALA(IMPALA):
+    """With memory: sequences begin with the memory that acting stored, as a constant."""
+
+    model: RecurrentActorCritic  # type: ignore[assignment]
+
+    def learned(self, rollout: Rollout, data: Batch) -> Batch:
+        memory = start_memory(rollout, self.device)
+        return super().learned(rollout, data) | {"first": data["first"], "memory": memory}
+
+    def predict(self, obs: TensorTree, batch: Batch) -> tuple[Distribution, Tensor]:
+        return cast(tuple[Distribution, Tensor], self.model(obs, **sequences(batch)))
+
+    @torch.no_grad()
+    def end_values(self, after: Batch) -> Tensor:
+        return remembered_values(self.model, to_device(after, self.device))
+
+
+def impala_actor(spaces: Spaces, hp: IMPALAHyperparameters, *, device: torch.device | str = "cpu") -> NetworkActor:
+    return (VersionedRecurrentActor if hp.recurrent else VersionedActor)(spaces, hp, device=device)
+
+
+def impala_learner(actor: Any, hp: IMPALAHyperparameters, *, rng: np.random.Generator) -> IMPALA:
+    return (RecurrentIMPALA if hp.recurrent else IMPALA)(actor, hp, rng=rng)
 
 
 def following(value: Tensor, end_value: Tensor, at_end: Tensor) -> Tensor:

@@ -47,24 +47,34 @@ class RecurrentPPO(PPO):
     model: RecurrentActorCritic  # type: ignore[assignment]
 
     def learning_batch(self, rollout: Rollout, metrics: MeanMetrics) -> Batch:
-        start = to_device(rollout.start_memory, self.device)
-        return super().learning_batch(rollout, metrics) | {"memory": tree_map(lambda x: x.unsqueeze(0), start)}
+        return super().learning_batch(rollout, metrics) | {"memory": start_memory(rollout, self.device)}
 
     def epoch(self, batch: Batch) -> Iterator[Batch]:
         """The minibatches of one pass: their steps flat, M environments after one another in each of T steps."""
         batch = {key: batch[key] for key in (*LEARNED, "first", "memory")}
         for part in env_minibatches(batch, int(self.hp.num_minibatches), self.rng):
-            yield flatten({key: part[key] for key in LEARNED}) | {
-                "first": part["first"],  # [T, M]
-                "memory": tree_map(lambda x: x.squeeze(0), part["memory"]),  # [M, ...]
-            }
+            yield flatten({key: part[key] for key in LEARNED}) | sequences(part)
 
     def predict(self, batch: Batch) -> tuple[Distribution, Tensor]:
         return cast(tuple[Distribution, Tensor], self.model(batch["obs"], batch["first"], batch["memory"]))
 
     @torch.no_grad()
     def end_values(self, after: Batch) -> Tensor:
-        """[M] The values of next observations, read with the memory after the last step."""
-        after = to_device(after, self.device)
-        _, value, _ = self.model.step(after["obs"], after["memory"])
-        return value
+        return remembered_values(self.model, to_device(after, self.device))
+
+
+def start_memory(rollout: Rollout, device: torch.device) -> Batch:
+    """The memory before the first step, as a batch entry [1, N, ...] for `env_minibatches`."""
+    start: Batch = tree_map(lambda x: x.unsqueeze(0), to_device(rollout.start_memory, device))
+    return start
+
+
+def sequences(minibatch: Batch) -> Batch:
+    """What the model needs beside observations: `first` [T, M] and the `memory` [M, ...] before them."""
+    return {"first": minibatch["first"], "memory": tree_map(lambda x: x.squeeze(0), minibatch["memory"])}
+
+
+def remembered_values(model: RecurrentActorCritic, after: Batch) -> Tensor:
+    """[M] The values of next observations, read with the memory after the last step."""
+    _, value, _ = model.step(after["obs"], after["memory"])
+    return value

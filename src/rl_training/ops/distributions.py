@@ -19,6 +19,7 @@ from torch import Tensor
 from rl_training.types import Array
 
 Numbers: TypeAlias = Any  # a Tensor, or an ndarray where the class allows it
+SMALLEST = np.finfo(np.float32).tiny
 
 
 class Categorical:
@@ -37,7 +38,8 @@ class Categorical:
         return self.log_probs.argmax(-1)
 
     def noise(self, rng: np.random.Generator) -> Array:
-        return cast(Array, np.log(rng.standard_exponential(self.log_probs.shape, dtype=np.float32)))
+        exponential = rng.standard_exponential(self.log_probs.shape, dtype=np.float32)
+        return cast(Array, np.log(np.maximum(exponential, SMALLEST)))  # in float32 it is 0 once in millions of draws
 
     def sample(self, noise: Array) -> Numbers:
         """The Gumbel-max trick: -log of an exponential variable is a Gumbel variable."""

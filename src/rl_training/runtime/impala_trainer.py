@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from rl_training.acting.actor import VersionedActor
 from rl_training.algorithms.actor_critic import versioned_fields
-from rl_training.algorithms.impala import IMPALA, IMPALAHyperparameters
+from rl_training.algorithms.impala import IMPALAHyperparameters, impala_actor, impala_learner
 from rl_training.runtime.on_policy import run_on_policy
 from rl_training.runtime.recipe import Recipe, trainer
 
@@ -12,8 +11,8 @@ IMPALA_RECIPE = Recipe(
     "impala",
     "actor-critic with V-trace, for actors that lag behind the learner (Espeholt et al., 2018)",
     IMPALAHyperparameters,
-    VersionedActor,
-    IMPALA,
+    impala_actor,
+    impala_learner,
     versioned_fields,
     normalizes=("normalize_reward",),
     num_envs=16,
