@@ -117,6 +117,16 @@ BARS = {
         gpu=True,
     ),
     "efficientzero-pong": Bar("configs/efficientzero/atari_pong.yaml", 1, 10, cost=20, episodes=8, gpu=True),
+    "appo-pong": Bar(
+        "configs/appo/atari_pong.yaml",
+        1,
+        18,
+        train=20,
+        cost=4,
+        episodes=10,
+        gpu=True,
+        overrides=("execution.actor_device=cuda", "env_kwargs.num_threads=4"),
+    ),
     "scalezero-classic": Bar(
         "configs/scalezero/classic.yaml",
         2,
