@@ -195,3 +195,22 @@ def test_the_state_is_complete() -> None:
         copy.update(rollout)
     assert torch.equal(vector(learner), vector(copy))
     assert torch.equal(target_vector(learner), target_vector(copy))
+
+
+@spaces_of
+def test_without_correction_actions_count_as_the_target_networks(spaces: Spaces) -> None:
+    """Targets, advantages and the ratios of the loss are those of a rollout that the target network acted in."""
+    learner = make("appo", spaces, correction=False, **ONE_STEP)
+    rollout = a_rollout(learner, spaces)
+    perturb(learner.target_model, 0.1)
+    corrected = make("appo", spaces, **ONE_STEP)
+    copy_training(learner, corrected)
+    with torch.no_grad():
+        policy = learner.target_model(rollout.batch["obs"].flatten(0, 1))[0]
+        log_prob = policy.log_prob(rollout.batch["action"].flatten(0, 1)).view(T, N)
+    assert not torch.allclose(log_prob, rollout.batch["logprob"], atol=0.05)
+    found = learner.learning_batch(rollout, MeanMetrics())
+    rollout.arrays["logprob"][:] = log_prob.numpy()
+    expected = corrected.learning_batch(rollout, MeanMetrics())
+    for key in ("target", "advantage", "value", "logprob"):
+        torch.testing.assert_close(found[key], expected[key], atol=1e-6, rtol=1e-5)

@@ -71,6 +71,7 @@ class APPO(PPO):
         flat = flatten({key: data[key] for key in ("obs", "action")})
         policy, value = self.target_model(flat["obs"])
         value, log_prob = value.view_as(data["reward"]), policy.log_prob(flat["action"]).view_as(data["reward"])
+        bars = {"rho_bar": self.hp.rho_bar, "c_bar": self.hp.c_bar} if self.hp.correction else {}
         if not self.hp.correction:
             data = {**data, "logprob": log_prob}
         _, _, after = rollout.ends()
@@ -83,8 +84,7 @@ class APPO(PPO):
             data["truncated"],
             gamma=self.hp.gamma,
             gae_lambda=self.hp.gae_lambda,
-            rho_bar=self.hp.rho_bar,
-            c_bar=self.hp.c_bar,
+            **bars,
         )
         metrics.add(explained_variance=explained_variance(value, target))
         metrics.add(**policy_lag(self.actor.version, data["version"]))
