@@ -58,7 +58,7 @@ def test_the_gradient_is_that_of_single_steps(cell: str, critic_memory: str, tin
             metrics = run.learner.update(rollout)
             assert metrics["ratio_mean"] == pytest.approx(1.0, abs=1e-5)  # replayed, the actor's log-probabilities
         assert all(value.abs().max() > 0.01 for value in rollout.start_memory.values())
-        assert 0 < int(rollout.batch["first"][1:].sum())
+        assert int(rollout.batch["first"][1:].sum()) > 0
         found = run.learner.optimizers["model"].gradient.clone()
         torch.testing.assert_close(found, one_by_one(run.learner, rollout), atol=1e-5, rtol=1e-4)
 
