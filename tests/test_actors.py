@@ -136,7 +136,7 @@ def test_the_trainer_of_another_algorithm_refuses_it_as_well(tiny_config):
 @pytest.mark.parametrize(
     ("execution", "message"),
     [
-        ({"backend": "ray"}, "execution.backend: should be 'serial'"),
+        ({"backend": "threads"}, "execution.backend: should be 'serial', 'process' or 'ray'"),
         ({"simulate_lag": -1}, "execution.simulate_lag: should be greater than or equal to 0"),
         ({"simulate_lag": 1.5}, "execution.simulate_lag: should be a whole number"),
         ({"simulate_lags": 1}, "execution.simulate_lags: unknown key; did you mean 'simulate_lag'?"),
