@@ -61,10 +61,10 @@ class Learner:
 
     def check_the_end(self) -> str:
         """Nothing is left, and nobody has complained; gives what else was printed."""
-        assert self.process.stdout is not None
-        output = self.process.stdout.read()
         self.process.wait(60)
         assert all_ended(self.family), "a process survives"
+        assert self.process.stdout is not None
+        output = self.process.stdout.read()
         assert wait_until(lambda: shared_files() <= self.files, 20)
         assert self.errors.read_text() == ""
         return output

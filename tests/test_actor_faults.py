@@ -91,9 +91,7 @@ def test_it_fails_with_what_ended_the_actor(fault, message, trace, tiny_config, 
 def test_one_that_hangs_is_noticed_and_shows_where(fault, tiny_config, tmp_path):
     limits = process(actor_timeout=1.0, on_actor_death="fail")
     config = tiny_config("impala", {**limits, **mischief(fault, tmp_path)})
-    with pytest.raises(
-        ActorFault, match=r"no answer within 1 s \(playing\); .* raise execution.actor_timeout"
-    ) as caught:
+    with pytest.raises(ActorFault, match=r"within 1 s \(playing\); .* raise execution.actor_timeout") as caught:
         train(config, progress="silent")
     assert ("in make_trouble" in caught.value.trace) == (fault != "stops")  # a stopped process cannot say
 
