@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import envs_for_actors  # noqa: F401  (registers the environments)
+from rl_training.runtime.run import TrainingRun
 from test_env_workers import alive, descendants, wait_until
 
 TRAINING_ONLY = {"fault": "", "folder": ""}
@@ -62,3 +63,15 @@ def family(pid: int) -> set[int]:
 
 def all_ended(pids: set[int]) -> bool:
     return wait_until(lambda: not any(map(alive, pids)), 30)
+
+
+def messages(monkeypatch: Any) -> list[str]:
+    """What a run tells the user."""
+    found, init = [], TrainingRun.__init__
+
+    def noting(run: Any, *args: Any, **options: Any) -> None:
+        init(run, *args, **options)
+        run.progress.message = found.append
+
+    monkeypatch.setattr(TrainingRun, "__init__", noting)
+    return found

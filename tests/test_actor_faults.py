@@ -7,13 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from actor_runs import mischief, nothing_left, process
+from actor_runs import messages, mischief, nothing_left, process
 from rl_training import evaluate_checkpoint, train
 from rl_training.envs.faults import EnvironmentFault
 from rl_training.envs.workers import RemoteError
 from rl_training.runtime import crew
 from rl_training.runtime.fleet import ActorFault
-from rl_training.runtime.run import TrainingRun
 
 pytestmark = pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for processes in /proc")
 
@@ -22,18 +21,6 @@ pytestmark = pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for pr
 def _nothing_left() -> Iterator[None]:
     with nothing_left():
         yield
-
-
-def messages(monkeypatch) -> list[str]:
-    """What a run tells the user."""
-    found, init = [], TrainingRun.__init__
-
-    def noting(run, *args, **options):
-        init(run, *args, **options)
-        run.progress.message = found.append
-
-    monkeypatch.setattr(TrainingRun, "__init__", noting)
-    return found
 
 
 def test_an_actor_that_is_killed_is_replaced_and_training_completes(tiny_config, tmp_path, monkeypatch):
