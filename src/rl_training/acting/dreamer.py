@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -56,15 +56,19 @@ class DreamerActor(NetworkActor):
         noise = torch.from_numpy(rng.random((num_rows(obs), GROUPS), np.float32)).to(self.device)
         latent = self.see(obs, before, action, noise)
         action = choose(self.model.policy(latent), sample=explore or not self.hp.deterministic_eval, rng=rng)
-        after = {"deter": latent.deter, "stoch": latent.stoch, "action": self.model.policy.vector(action)}
+        after: Memory = {"deter": latent.deter, "stoch": latent.stoch, "action": self.model.policy.vector(action)}
         extras = {"deter": to_array(latent.deter.half()), "stoch": to_array(latent.stoch.argmax(-1).byte())}
         taken = to_array(action).reshape(num_rows(obs), *(self.spaces.action.shape or ()))
-        return Decision(taken, after if self.device.type == "cuda" else to_arrays(after), extras)
+        if self.device.type == "cpu":
+            after = {name: to_array(torch.as_tensor(part)) for name, part in after.items()}
+        return Decision(taken, after, extras)
 
     def recall(self, memory: Memory, obs: Observation) -> tuple[Latent, Tensor]:
         """The latent and the action before observations [N, ...]."""
         parts = checked_memory(memory, obs, self.memory_shape())
-        deter, stoch, action = (torch.as_tensor(parts[name], device=self.device) for name in ("deter", "stoch", "action"))
+        deter, stoch, action = (
+            torch.as_tensor(parts[name], device=self.device) for name in ("deter", "stoch", "action")
+        )
         return Latent(deter, stoch), action
 
     def memory_shape(self) -> dict[str, tuple[int, ...]]:
@@ -80,8 +84,4 @@ class DreamerActor(NetworkActor):
 
 
 def to_array(tensor: Tensor) -> Array:
-    return cast(Array, tensor.cpu().numpy())
-
-
-def to_arrays(tensors: dict[str, Tensor]) -> Memory:
-    return {name: to_array(tensor) for name, tensor in tensors.items()}
+    return tensor.cpu().numpy()

@@ -50,7 +50,7 @@ class DreamerHyperparameters:
     hidden: int | None = setting(None, "units of layers within the dynamics; None: that of `size`", low=1)
     classes: int | None = setting(None, "classes of each of the 32 latents; None: that of `size`", low=2, high=256)
     units: int | None = setting(None, "units of encoder, decoder and heads; None: that of `size`", low=1)
-    depth: int | None = setting(None, "channels of the convolutions are 2 to 4 times as many; None: that of `size`", low=2)
+    depth: int | None = setting(None, "unit of the convolutions' channels, an even number; None: that of `size`", low=2)
     buffer_capacity: int = setting(1_000_000, CAPACITY, low=1)
     batch_size: int = setting(16, "batch size: sequences per gradient step", low=1)
     batch_length: int = setting(64, "steps of a sequence; a step before it gives the latent it begins with", low=2)
@@ -161,7 +161,9 @@ class Dreamer(ReplayLearner[Replay]):
         loss = torch.stack([coefficient * means[name] for name, coefficient in self.coefficients().items()]).sum()
         backward(self.optimizers["model"], loss)
         norm = torch.linalg.vector_norm(self.optimizers["model"].gradient)
-        report = {f"{name}_loss": value for name, value in means.items()} | metrics | {"loss": loss, "grad_norm": norm}
+        report = (
+            {"loss": loss} | {f"{name}_loss": value for name, value in means.items()} | metrics | {"grad_norm": norm}
+        )
         return {name: value.detach() for name, value in report.items()}, latent.detached()
 
     def coefficients(self) -> dict[str, float]:
@@ -210,9 +212,9 @@ def sequences(replay: Replay, place: Array) -> Batch:
     batch = {name: rows[name][:, before] for name in ("action", "reward", "terminated")}
     batch |= {"obs": tree_map(lambda x: x[:, now], rows["obs"]), "first": rows["first"][:, now]}
     batch["last"] = ~rows["step"][:, now]
-    batch = tree_map(lambda x: x.swapaxes(0, 1), batch)
+    time_first: Batch = tree_map(lambda x: x.swapaxes(0, 1), batch)
     context = place[:, 0]
-    return batch | {
+    return time_first | {
         "deter": replay.columns["deter"][context].astype(np.float32),
         "stoch": replay.columns["stoch"][context],
     }

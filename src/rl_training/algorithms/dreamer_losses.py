@@ -128,14 +128,15 @@ def replay_value_loss(
 ) -> Tensor:
     """[T - 1, B] The critic's loss on what really happened; it also trains the world model.
 
-    bootstrap [T, B]: the imagined returns of the states, from which the lambda-returns of real rewards bootstrap. A last
-    observation has no return: the next row is of another episode.
+    bootstrap [T, B]: the imagined returns of the states, from which the lambda-returns of real rewards bootstrap. The
+    last observation of an episode has no return, because the next row is of another episode.
     """
     features = latent.features()[:-1]
     discount = gamma * (~batch["terminated"]).float()
     returns = lambda_returns(batch["reward"], discount, bootstrap, lam, batch["last"])
     loss = critic_loss(model, model.value(features), features, returns, slow_coef=slow_coef)
-    return (~batch["last"][:-1]).float() * loss
+    known: Tensor = ~batch["last"][:-1]
+    return known.float() * loss
 
 
 def draw_noise(
