@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -190,8 +190,11 @@ class Replay:
         episode. step [B, L]: whether the row is a step. An episode of n steps has n + 1 rows: the last holds only its
         last observation. The columns of that row are zero, or what `put` wrote.
         """
-        place = draw_windows(self.ring, batch_size, length, rng)
-        columns = {name: column[place] for name, column in self.columns.items() if name != "reward"}
+        return self.rows(draw_windows(self.ring, batch_size, length, rng))
+
+    def rows(self, place: Array, *, without: Collection[str] = ()) -> dict[str, Any]:
+        """The rows at places [...]: obs, step, place and every column but those in `without`, see `windows`."""
+        columns = {name: column[place] for name, column in self.columns.items() if name not in (*without, "reward")}
         return columns | {
             "obs": self.observations(place),
             "reward": self._rewards(place),
