@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import multiprocessing.connection
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -19,6 +18,7 @@ from rl_training.data.shared_memory import SharedMemory, arrays_in, shared_bytes
 from rl_training.envs.workers import CLOSING
 from rl_training.errors import InputError
 from rl_training.runtime.fleet import ActorFault, Arrival, Event
+from rl_training.runtime.processes import end, exit_text, import_path
 from rl_training.runtime.rollout_worker import Order, WorkerPlan
 from rl_training.types import Field, Fields, Weights
 
@@ -45,13 +45,11 @@ class ProcessFleet:
     def start(self, index: int, plan: WorkerPlan) -> None:
         ours, theirs = multiprocessing.connection.Pipe()
         descriptors = [theirs.fileno(), self.rollout_memory.descriptor, self.weights_memory.descriptor]
-        # All that can be imported here can be imported there.
-        path = os.pathsep.join(os.path.abspath(folder) for folder in sys.path)
         self.processes[index] = subprocess.Popen(
             [sys.executable, "-m", "rl_training.runtime.actor_process", *map(str, descriptors)],
             pass_fds=descriptors,
             stdin=subprocess.DEVNULL,
-            env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+            env={**os.environ, "PYTHONPATH": import_path(), "OMP_NUM_THREADS": "1"},
             start_new_session=True,  # Ctrl-C is for the learner; and all that an actor starts can be killed with it
         )
         theirs.close()
@@ -116,7 +114,7 @@ class ProcessFleet:
     def _exit_of(self, index: int) -> str:
         with contextlib.suppress(subprocess.TimeoutExpired):
             code = self.processes[index].wait(CLOSING)
-            return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+            return exit_text(code)
         return "its connection"
 
     def part(self, rollout: Arrival) -> RolloutPart:
@@ -144,13 +142,6 @@ class ProcessFleet:
             self.kill(index)
         self.rollout_memory.close()
         self.weights_memory.close()
-
-
-def end(process: subprocess.Popen) -> None:
-    """Kill a process and the others of its session."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
 
 
 def weights_fields(weights: Weights) -> Fields:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import queue
-import sys
 import traceback
 from typing import Any
 
@@ -16,6 +14,7 @@ from rl_training.data.rollout import Rollout
 from rl_training.data.rollout_parts import RolloutPart, part_of
 from rl_training.errors import InputError, MissingPackage
 from rl_training.runtime.fleet import ActorFault, Arrival, Event
+from rl_training.runtime.ray_cluster import RayCluster
 from rl_training.runtime.rollout_worker import Order, RolloutWorker, WorkerPlan
 from rl_training.types import Fields, Weights
 
@@ -61,14 +60,12 @@ class RayFleet:
     """A Ray actor for each worker. Ray finds a machine for it, also when it is started anew."""
 
     def __init__(self, execution: Execution) -> None:
-        self.started_ray = not ray.is_initialized()
-        if self.started_ray:
-            start_ray(execution)
+        self.cluster = RayCluster(execution.address, cores=execution.actors, key="execution.address")
         try:
-            cores = ray.cluster_resources().get("CPU", 0)  # type: ignore[no-untyped-call]
+            cores = self.cluster.cores
             if cores < execution.actors:
                 raise InputError(
-                    f"execution.actors: {execution.actors} actors take a core each, and Ray has {cores:.0f}: lower it, "
+                    f"execution.actors: {execution.actors} actors take a core each, and Ray has {cores}: lower it, "
                     "or add machines with `ray start --address=...`"
                 )
         except BaseException:
@@ -141,22 +138,4 @@ class RayFleet:
     def close(self) -> None:
         for index in list(getattr(self, "handles", ())):
             self.kill(index)
-        if self.started_ray:
-            ray.shutdown()
-
-
-def start_ray(execution: Execution) -> None:
-    """Connect to a cluster, or start Ray here, with a core for each actor even if there are fewer."""
-    path = os.pathsep.join(os.path.abspath(folder) for folder in sys.path)
-    options: dict[str, Any] = {"logging_level": "ERROR", "log_to_driver": False}
-    if execution.address is None:
-        variables = {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-        cores = max(execution.actors, os.cpu_count() or 1)
-        options |= {"num_cpus": cores, "include_dashboard": False, "runtime_env": {"env_vars": variables}}
-    else:
-        options |= {"address": execution.address}
-    try:
-        ray.init(**options)
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        where = f"no cluster at {execution.address!r}" if execution.address else "it cannot be started here"
-        raise InputError(f"execution.address: Ray: {where}: {error}") from error
+        self.cluster.close()
