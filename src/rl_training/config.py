@@ -248,6 +248,9 @@ class TrainConfig:
     wandb: StrictBool | dict[str, Any] = Field(
         default=False, description="log to Weights & Biases too; a mapping is passed to wandb.init"
     )
+    tune: dict[str, Any] = Field(
+        default_factory=dict, description="search space of the command tune, see docs/tuning.md; not used in training"
+    )
     schedule_horizon: Int | None = Field(
         default=None, ge=1, le=MOST_STEPS, description="env steps that schedules run over; default: total_timesteps"
     )
