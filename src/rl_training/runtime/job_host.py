@@ -6,13 +6,14 @@ import contextlib
 import json
 import multiprocessing.connection
 import os
+import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
-from rl_training.runtime.processes import end, exit_text, import_path
+from rl_training.runtime.processes import exit_text, import_path
 
 OUTPUT = "output.txt"  # in a job's folder: what its process prints
 LAST_LINES = 3  # of the output, in the error of a process that ended without a message
@@ -77,6 +78,8 @@ class JobHost:
         self.kill()
 
     def kill(self) -> None:
-        end(self.process)
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, signal.SIGKILL)  # with all that it has started
+        self.process.wait()
         self.connection.close()
         self.over = True

@@ -1,24 +1,15 @@
-"""Processes that are started beside this one: what they can import, and how they are ended."""
+"""Processes that are started beside this one: what they can import, and how they have ended."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
-import subprocess
 import sys
 
 
 def import_path() -> str:
     """PYTHONPATH for another process: all that can be imported here can be imported there."""
     return os.pathsep.join(os.path.abspath(folder) for folder in sys.path)
-
-
-def end(process: subprocess.Popen) -> None:
-    """Kill a process and the others of its session."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
 
 
 def exit_text(code: int) -> str:

@@ -13,7 +13,7 @@ import ray
 
 from rl_training.errors import InputError
 from rl_training.runtime.job_host import JobHost
-from rl_training.runtime.ray_cluster import RayCluster
+from rl_training.runtime.ray_session import RaySession
 
 READY_SECONDS = 600.0  # that Ray has to find a machine for a job, which may have to be started
 
@@ -76,17 +76,17 @@ class RayPlace:
     """The machines of a Ray cluster, or this one alone. A job takes a core, or its share of the GPUs as well."""
 
     def __init__(self, address: str | None, size: int | None) -> None:
-        self.cluster = RayCluster(address, cores=size or 1, key="--ray")
+        self.session = RaySession(address, cores=size or 1, key="--ray")
         try:
-            cores = self.cluster.cores
+            cores = self.session.cores
             self.size = size or cores
             if self.size > cores:
                 raise InputError(f"--jobs {self.size}: each job takes a core, and Ray has {cores}: lower it")
         except BaseException:
-            self.cluster.close()
+            self.session.close()
             raise
         self.threads = max(1, cores // self.size)
-        self.gpus = min(1.0, self.cluster.gpus / self.size)
+        self.gpus = min(1.0, self.session.gpus / self.size)
 
     def start(self, order: dict[str, Any], slot: int) -> RayHost:
         gpus = 0.0 if order["config"].get("device") == "cpu" else self.gpus
@@ -96,4 +96,4 @@ class RayPlace:
         return RayHost(actor.remote(order, environment=environment, directory=os.getcwd()))
 
     def close(self) -> None:
-        self.cluster.close()
+        self.session.close()
