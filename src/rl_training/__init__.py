@@ -10,6 +10,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from rl_training.config import TrainConfig
     from rl_training.errors import ConfigError, InputError
+    from rl_training.runtime.bench import BenchResult, bench
     from rl_training.runtime.checkpoints import CheckpointError
     from rl_training.runtime.controls import (
         resolve_clip_coefficient,
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from rl_training.runtime.metadata import latest_run
     from rl_training.runtime.outcome import TrainingFailed, TrainingInterrupted, TrainResult
     from rl_training.runtime.policy import Policy
+    from rl_training.runtime.tune import TuneResult, tune
     from rl_training.runtime.workflows import (
         ALGORITHMS,
         evaluate_checkpoint,
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
     )
 
 _HOMES = {
+    "BenchResult": "runtime.bench",
+    "bench": "runtime.bench",
     "ConfigError": "errors",
     "InputError": "errors",
     "TrainConfig": "config",
@@ -53,9 +57,12 @@ _HOMES = {
     "predict_checkpoint": "runtime.workflows",
     "resume_training": "runtime.workflows",
     "train": "runtime.workflows",
+    "TuneResult": "runtime.tune",
+    "tune": "runtime.tune",
 }
 __all__ = [
     "ALGORITHMS",
+    "BenchResult",
     "CheckpointError",
     "ConfigError",
     "InputError",
@@ -64,6 +71,8 @@ __all__ = [
     "TrainResult",
     "TrainingFailed",
     "TrainingInterrupted",
+    "TuneResult",
+    "bench",
     "evaluate_checkpoint",
     "latest_run",
     "load_config",
@@ -76,6 +85,7 @@ __all__ = [
     "resolve_temperature",
     "resume_training",
     "train",
+    "tune",
 ]
 
 

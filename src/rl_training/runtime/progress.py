@@ -334,14 +334,14 @@ def make_progress(
     """auto, live, plain or silent. `schedule_names`: the hyperparameters whose value in force is shown."""
     stream = stream if stream is not None else sys.stdout
     if mode == "auto":
-        mode = "live" if _can_redraw(stream) else "plain"
+        mode = "live" if can_redraw(stream) else "plain"
     kinds: dict[str, type[Progress]] = {"live": LiveProgress, "plain": PlainProgress, "silent": Progress}
     if mode not in kinds:
         raise InputError(f"progress must be one of auto, {', '.join(kinds)}, got {mode!r}")
     return kinds[mode](schedule_names=schedule_names, stream=stream)
 
 
-def _can_redraw(stream: TextIO) -> bool:
+def can_redraw(stream: TextIO) -> bool:
     return stream.isatty() and os.environ.get("TERM", "") not in ("", "dumb", "unknown")
 
 
