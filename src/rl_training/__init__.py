@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from rl_training.runtime.metadata import latest_run
     from rl_training.runtime.outcome import TrainingFailed, TrainingInterrupted, TrainResult
     from rl_training.runtime.policy import Policy
+    from rl_training.runtime.recording import record_video
     from rl_training.runtime.workflows import (
         ALGORITHMS,
         evaluate_checkpoint,
@@ -44,6 +45,7 @@ _HOMES = {
     "load_config": "runtime.loading",
     "latest_run": "runtime.metadata",
     "Policy": "runtime.policy",
+    "record_video": "runtime.recording",
     "TrainResult": "runtime.outcome",
     "TrainingFailed": "runtime.outcome",
     "TrainingInterrupted": "runtime.outcome",
@@ -70,6 +72,7 @@ __all__ = [
     "load_policy",
     "predict_checkpoint",
     "record_demonstrations",
+    "record_video",
     "resolve_clip_coefficient",
     "resolve_entropy_coefficient",
     "resolve_num_simulations",

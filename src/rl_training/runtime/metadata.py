@@ -19,7 +19,14 @@ from rl_training.runtime.atomic_files import write_text_atomic
 
 METADATA = "metadata.json"
 PACKAGES = ("torch", "gymnasium", "numpy", "numba", "safetensors", "tensorboard", "ale-py", "mujoco", "envpool")
-EXTRAS = {"atari": "ale_py", "mujoco": "mujoco", "box2d": "Box2D", "plot": "matplotlib", "wandb": "wandb"}
+EXTRAS = {  # with a module of each
+    "atari": "ale_py",
+    "mujoco": "mujoco",
+    "box2d": "Box2D",
+    "plot": "matplotlib",
+    "video": "imageio_ffmpeg",
+    "wandb": "wandb",
+}
 
 
 def write_metadata(
