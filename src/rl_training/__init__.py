@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         resolve_temperature,
     )
     from rl_training.runtime.demos import record_demonstrations
+    from rl_training.runtime.exporting import export_policy
     from rl_training.runtime.loading import load_config
     from rl_training.runtime.metadata import latest_run
     from rl_training.runtime.outcome import TrainingFailed, TrainingInterrupted, TrainResult
@@ -41,6 +42,7 @@ _HOMES = {
     "resolve_entropy_coefficient": "runtime.controls",
     "resolve_num_simulations": "runtime.controls",
     "resolve_temperature": "runtime.controls",
+    "export_policy": "runtime.exporting",
     "record_demonstrations": "runtime.demos",
     "load_config": "runtime.loading",
     "latest_run": "runtime.metadata",
@@ -67,6 +69,7 @@ __all__ = [
     "TrainingFailed",
     "TrainingInterrupted",
     "evaluate_checkpoint",
+    "export_policy",
     "latest_run",
     "load_config",
     "load_policy",

@@ -55,3 +55,20 @@ def record(
         allow_import=allow(allow_import),
     )
     print(f"{describe(recorded)}\nwrote    {out}")
+
+
+@app.command()
+def export(
+    run: RunArgument = None,
+    checkpoint: CheckpointOption = None,
+    onnx: Annotated[Path | None, option("Write ONNX, for onnxruntime and others.", "--onnx")] = None,
+    pt2: Annotated[Path | None, option("Write torch.export's format, for torch.", "--pt2")] = None,
+    best: BestOption = False,
+    task: TaskOption = None,
+    output_dir: LatestDir = None,
+) -> None:
+    """Export a policy as a file that runs without rl-training."""
+    from rl_training.runtime.exporting import describe_export, export_policy
+
+    exported = export_policy(one_run(run, checkpoint, output_dir), onnx=onnx, pt2=pt2, best=best, task=task)
+    print(describe_export(exported))

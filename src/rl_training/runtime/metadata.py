@@ -23,6 +23,7 @@ EXTRAS = {  # with a module of each
     "atari": "ale_py",
     "mujoco": "mujoco",
     "box2d": "Box2D",
+    "onnx": "onnxruntime",
     "plot": "matplotlib",
     "video": "imageio_ffmpeg",
     "wandb": "wandb",

@@ -166,14 +166,30 @@ def open_player(
 
 def load_policy(path: str | Path, *, task: str | None = None, device: str = "auto") -> Policy:
     """The trained policy, for use in a loop of your own, without an environment. Of several tasks, name one."""
-    checkpoint = open_checkpoint(path, ACTING)
+    return open_policy(path, task=task, device=device).policy
+
+
+class Opened(NamedTuple):
+    """A policy, and what it was read from."""
+
+    policy: Policy
+    checkpoint: Checkpoint
+    config: TrainConfig
+    spaces: SavedSpaces
+    box_actions: BoxActions
+    env_id: str
+
+
+def open_policy(path: str | Path, *, task: str | None = None, best: bool = False, device: str = "auto") -> Opened:
+    checkpoint = open_checkpoint(best_of(path) if best else path, ACTING)
     config = config_of(checkpoint, needs_env=False, device=device, num_threads="auto")
     number = task_number(checkpoint, config, task)
     players, spaces, layouts = _restore(checkpoint, config)
     player = players[number]
     to_env, _ = action_map(spaces[number].env_action, player.box_actions)
     seed = seed_of(config.seed, "evaluation", number)
-    return Policy(player.actor, layouts[number], to_env, player.normalizer, seed)
+    policy = Policy(player.actor, layouts[number], to_env, player.normalizer, seed)
+    return Opened(policy, checkpoint, config, spaces[number], player.box_actions, config.tasks[number].env_id)
 
 
 def predict_checkpoint(
