@@ -18,8 +18,8 @@ from rl_training.errors import InputError
 from rl_training.runtime.atomic_files import write_text_atomic
 
 METADATA = "metadata.json"
-PACKAGES = ("torch", "gymnasium", "numpy", "numba", "safetensors", "tensorboard", "ale-py", "mujoco", "envpool")
-EXTRAS = {  # with a module of each
+PACKAGES = ("torch", "gymnasium", "numpy", "numba", "safetensors", "tensorboard", "ale-py", "mujoco", "envpool", "ray")
+EXTRAS = {
     "atari": "ale_py",
     "mujoco": "mujoco",
     "box2d": "Box2D",
@@ -27,6 +27,8 @@ EXTRAS = {  # with a module of each
     "plot": "matplotlib",
     "video": "imageio_ffmpeg",
     "wandb": "wandb",
+    "minari": "minari",
+    "ray": "ray",
 }
 
 

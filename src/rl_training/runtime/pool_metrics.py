@@ -20,9 +20,9 @@ class PoolMetrics:
         self.execution = execution
         self.dropped = 0
         self._rates: Metrics = {}
-        self._begin()
+        self.begin()
 
-    def _begin(self) -> None:
+    def begin(self) -> None:
         self._since = time.perf_counter()
         self.learned_steps = self._played_steps = 0
         self._playing = self._waited = 0.0  # seconds
@@ -49,7 +49,7 @@ class PoolMetrics:
         seconds = time.perf_counter() - self._since
         if seconds >= SHORTEST or not self._rates:
             self._rates = self._measured(max(seconds, 1e-9))
-            self._begin()
+            self.begin()
         return {
             "train_return_mean": fmean(each for each, _ in episodes) if episodes else math.nan,
             "train_length_mean": fmean(length for _, length in episodes) if episodes else math.nan,
