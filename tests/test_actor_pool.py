@@ -292,13 +292,16 @@ def test_after_the_third_death_nothing_is_ordered_and_the_fault_is_raised(make_p
 
 def test_metrics_say_who_waits(make_pool):
     pool, fleet, _ = make_pool(queue=2)
-    fleet.allowed = 3
+    fleet.allowed = 1
     collect(pool)
-    pool.metrics._since -= 100.0  # as if the rest had taken so long
+    pool.metrics._since -= 100.0  # as if so long a time had passed before the second rollout
+    pool.metrics._came[0] -= 100.0
+    fleet.play()
+    collect(pool)
     metrics = pool.recent()["CounterForTests-v0"]
     assert metrics["actor_waiting"] > 0.9
     assert metrics["learner_waiting"] < 0.1
-    assert metrics["learner_steps_per_second"] == pytest.approx(STEPS * 2 / 100, rel=0.05)
+    assert metrics["learner_steps_per_second"] == pytest.approx(2 * STEPS * 2 / 100, rel=0.05)
     assert 0 <= metrics["queue_fill"] <= 1
     assert (metrics["rollouts_dropped"], metrics["actor_restarts"]) == (0, 0)
 
