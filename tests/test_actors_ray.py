@@ -14,7 +14,7 @@ import pytest
 
 from actor_runs import all_ended, family, mischief, process, shared_files
 from rl_training import evaluate_checkpoint, train
-from rl_training.errors import ConfigError, InputError
+from rl_training.errors import InputError
 from rl_training.runtime.checkpoints import load_checkpoint
 from rl_training.runtime.fleet import ActorFault
 from test_contract import assert_equal_state
@@ -22,6 +22,7 @@ from test_env_workers import alive, wait_until
 
 ray = pytest.importorskip("ray")
 pytestmark = pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for processes in /proc")
+start_ray = pytest.importorskip("rl_training.runtime.ray_session").start_ray
 TESTS = str(Path(__file__).parent)
 
 
@@ -31,7 +32,7 @@ def cluster() -> Iterator[None]:
     path = os.pathsep.join(os.path.abspath(folder) for folder in sys.path)
     variables = {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
     options = {"include_dashboard": False, "logging_level": "ERROR", "log_to_driver": False}
-    ray.init("local", num_cpus=2, runtime_env={"env_vars": variables}, **options)
+    ray.init("local", num_cpus=2, num_gpus=0, runtime_env={"env_vars": variables}, **options)
     yield
     ray.shutdown()
 
@@ -77,6 +78,13 @@ def test_more_actors_than_cores_are_refused(tiny_config):
     with pytest.raises(InputError, match=r"execution.actors: 3 actors take a core each, and Ray has 2: lower it"):
         train(config, progress="silent")
     assert ray.is_initialized()
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_gpu_that_ray_does_not_have_is_refused(tiny_config):
+    config = tiny_config("impala", process(backend="ray", actor_device="cuda"))
+    with pytest.raises(InputError, match=r"execution.actor_device: cuda, but Ray has no GPU"):
+        train(config, progress="silent")
 
 
 SCRIPT = """
@@ -137,9 +145,9 @@ def test_a_ray_that_the_run_started_ends_with_it(tmp_path: Path) -> None:
             pipe.close()
 
 
-def test_an_address_without_a_cluster_is_named(tiny_config: Any) -> None:
-    if ray.is_initialized():
-        ray.shutdown()
-    config = tiny_config("impala", process(backend="ray", address="localhost:1"))
-    with pytest.raises((InputError, ConfigError), match=r"execution.address: Ray: no cluster at 'localhost:1'"):
-        train(config, progress="silent")
+def test_an_address_without_a_cluster_is_named(monkeypatch: Any, tmp_path: Path) -> None:
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    for address in ("localhost:1", "auto"):
+        with pytest.raises(InputError, match=f"execution.address: Ray: no cluster at '{address}': "):
+            start_ray(address, cores=1, key="execution.address")
