@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from actor_runs import messages, mischief, nothing_left, process
-from rl_training import evaluate_checkpoint, train
+from rl_training import evaluate_checkpoint, resume_training, train
 from rl_training.envs.faults import EnvironmentFault
 from rl_training.envs.workers import RemoteError
 from rl_training.runtime import crew
@@ -35,9 +35,9 @@ def test_an_actor_that_is_killed_is_replaced_and_training_completes(tiny_config,
     assert evaluate_checkpoint(result.run_dir)["eval_episodes"] == 2
 
 
-def test_one_that_keeps_failing_ends_the_run_with_its_traceback_and_a_checkpoint(tiny_config, tmp_path):
+def test_one_that_keeps_failing_ends_the_run_with_its_traceback_and_a_checkpoint(tiny_config, tmp_path, monkeypatch):
     """At step 20 of each process: in its third rollout of eight steps."""
-    config = tiny_config("impala", {**process(), **mischief("raises", tmp_path, times=100)})
+    config = tiny_config("impala", {**process(), **mischief("raises", tmp_path, times=3)})
     with pytest.raises(ActorFault) as caught:
         train(config, progress="silent")
     error = caught.value
@@ -50,6 +50,11 @@ def test_one_that_keeps_failing_ends_the_run_with_its_traceback_and_a_checkpoint
     assert f"at step 96 of training, the last good checkpoint is {checkpoint}" in str(error)
     assert "failed: ActorFault" in (run_dir / "metadata.json").read_text()
     assert evaluate_checkpoint(checkpoint)["eval_episodes"] == 2
+    told = messages(monkeypatch)
+    resumed = resume_training(run_dir, output_dir=tmp_path / "resumed", progress="silent")  # now nothing fails
+    assert resumed.metrics["global_step"] == 256
+    assert resumed.metrics["actor_restarts"] == 0
+    assert any("all environments of MischiefForTests-v0 cannot give back their state" in line for line in told)
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,9 @@ class ActorPool:
         self.config, self.recipe, self.execution, self.fleet = config, recipe, execution, fleet
         self.task, self.env_steps = config.tasks[0], 0
         self.names, self.share = [self.task.env_id], config.num_envs // execution.actors
-        self.lock_step = self.exact = execution.queue == 0
+        self.lock_step = execution.queue == 0
+        beside = "actors play while the learner learns, and rollouts that waited for it are not saved"
+        self.not_exact = "" if self.lock_step else beside
         self.queue: deque[Arrival] = deque()
         self.episodes: deque[tuple[float, int]] = deque(maxlen=RECENT)
         self.dropped_steps = 0  # env steps that were dropped since the last `collect`

@@ -17,6 +17,8 @@ from rl_training.runtime.preview import idle_learning_rates
 if TYPE_CHECKING:
     from rl_training.runtime.run import TrainingRun
 
+VALID = "from here on the run is a valid continuation, but not bit for bit the one that was interrupted"
+
 
 @contextlib.contextmanager
 def checkpoint_errors(where: str) -> Iterator[None]:
@@ -56,15 +58,9 @@ def resume_notes(run: TrainingRun) -> list[str]:
     notes += idle_notes(run)
     for name, (lost, count) in run.source.not_restored().items():
         which = "all environments" if len(lost) == count else f"environments {', '.join(map(str, lost))}"
-        notes.append(
-            f"{which} of {name} cannot give back their state and began new episodes: from here on the run is a valid "
-            "continuation, but not bit for bit the one that was interrupted"
-        )
-    if not run.source.exact:
-        notes.append(
-            "actors play while the learner learns, and rollouts that waited for it are not saved: from here on the run "
-            "is a valid continuation, but not bit for bit the one that was interrupted"
-        )
+        notes.append(f"{which} of {name} cannot give back their state and began new episodes: {VALID}")
+    if run.source.not_exact:
+        notes.append(f"{run.source.not_exact}: {VALID}")
     unused = [name.removeprefix(CALLBACK) for name in run.resume.state if name.startswith(CALLBACK)]
     notes += [f"{path} holds the state of a callback {name}, which this run does not have" for name in unused]
     return notes + [missing_note(run.resume, name) for name in run.checkpoints.missing]
