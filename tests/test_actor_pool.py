@@ -304,3 +304,22 @@ def test_metrics_say_who_waits(make_pool):
     assert metrics["learner_steps_per_second"] == pytest.approx(2 * STEPS * 2 / 100, rel=0.05)
     assert 0 <= metrics["queue_fill"] <= 1
     assert (metrics["rollouts_dropped"], metrics["actor_restarts"]) == (0, 0)
+
+
+def test_restored_actors_go_on_where_they_were(make_pool):
+    pool, fleet, _ = make_pool(num_envs=4, actors=2, queue=4)
+    fleet.allowed = 4
+    collect(pool)
+    assert wait_until(lambda: len(pool.queue) == 2 and len(fleet.waiting) == 2, 10)  # two rollouts under way
+    threading.Timer(0.2, lambda: (fleet.play(), fleet.play())).start()
+    states = pool.states()  # after these
+    other, there, _ = make_pool(num_envs=4, actors=2, queue=4)
+    other.load_states(states)
+    assert other.not_restored() == {}
+    there.allowed = 2
+    assert begins(collect(other)) == [3 * STEPS] * 4
+    third, alone, _ = make_pool(num_envs=4, actors=2, queue=4)
+    third.load_states([states[0], None])
+    assert third.not_restored() == {"CounterForTests-v0": ([2, 3], 4)}
+    alone.allowed = 2
+    assert sorted(begins(collect(third))) == [0, 0, 3 * STEPS, 3 * STEPS]

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TextIO
 
 from rl_training.errors import InputError
 from rl_training.runtime.metrics import is_loss, is_of_task, of_task
+from rl_training.runtime.number_text import duration, number, percent
 from rl_training.runtime.phases import Phases, compilation_phase, shares
 from rl_training.types import Metrics
 
@@ -333,14 +334,14 @@ def make_progress(
     """auto, live, plain or silent. `schedule_names`: the hyperparameters whose value in force is shown."""
     stream = stream if stream is not None else sys.stdout
     if mode == "auto":
-        mode = "live" if _can_redraw(stream) else "plain"
+        mode = "live" if can_redraw(stream) else "plain"
     kinds: dict[str, type[Progress]] = {"live": LiveProgress, "plain": PlainProgress, "silent": Progress}
     if mode not in kinds:
         raise InputError(f"progress must be one of auto, {', '.join(kinds)}, got {mode!r}")
     return kinds[mode](schedule_names=schedule_names, stream=stream)
 
 
-def _can_redraw(stream: TextIO) -> bool:
+def can_redraw(stream: TextIO) -> bool:
     return stream.isatty() and os.environ.get("TERM", "") not in ("", "dumb", "unknown")
 
 
@@ -380,27 +381,3 @@ def bottleneck(metrics: Metrics) -> list[str]:
     actors, learner = metrics["actor_waiting"], metrics["learner_waiting"]
     side = "neither" if max(actors, learner) < LEAST_WAIT else "learner" if actors > learner else "actors"
     return [f"bottleneck: {side} (actors wait {actors:.0%}, learner {learner:.0%})"]
-
-
-def number(value: float | None) -> str:
-    """At most nine characters with four significant digits; None is a hyperparameter that is switched off."""
-    if value is None:
-        return "off"
-    if math.isnan(value):
-        return "-"
-    size = abs(value)
-    if size >= 1e6 or 0 < size < 1e-3:
-        return f"{value:.2e}"
-    return f"{value:,.0f}" if size >= 1e5 else f"{value:,.1f}" if size >= 1e3 else f"{value:.4g}"
-
-
-def duration(seconds: float | None) -> str:
-    if seconds is None or seconds >= 360_000_000:
-        return "-"
-    minutes, second = divmod(int(seconds), 60)
-    hour, minute = divmod(minutes, 60)
-    return f"{hour}:{minute:02}:{second:02}"
-
-
-def percent(step: int, total: int) -> str:
-    return f"{min(100, 100 * step // max(1, total))}%"

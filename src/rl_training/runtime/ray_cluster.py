@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from rl_training.runtime.metadata import package_version
+from rl_training.runtime.processes import import_path
 
 CONNECT_SECONDS, ANSWER_SECONDS = 3.0, 20.0
 NO_TOKEN = "wants a token that this machine does not have: copy ~/.ray/auth_token from the cluster's first machine"
@@ -66,7 +67,6 @@ def unreachable(address: str) -> str | None:
 
 def _asked(address: str) -> str:
     command = [sys.executable, "-m", "rl_training.runtime.ray_probe", address]
-    path = os.pathsep.join(os.path.abspath(folder) for folder in sys.path)
     try:
         done = subprocess.run(
             command,
@@ -75,7 +75,7 @@ def _asked(address: str) -> str:
             errors="replace",
             timeout=ANSWER_SECONDS,
             stdin=subprocess.DEVNULL,
-            env={**os.environ, "PYTHONPATH": path},
+            env={**os.environ, "PYTHONPATH": import_path()},
             check=False,
         )
     except subprocess.TimeoutExpired:
