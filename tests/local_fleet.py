@@ -41,6 +41,7 @@ class LocalFleet:
         self.weights.append(weights)
 
     def order(self, index: int, order: Order) -> None:
+        assert index in self.workers
         if index in self.dead:
             return
         self.last = index, order, self.weights[-1]

@@ -23,6 +23,7 @@ from rl_training.runtime.processes import exit_text, import_path
 from rl_training.runtime.rollout_worker import Order, WorkerPlan
 from rl_training.types import Field, Fields, Weights
 
+SAFE_PATH = ["-P"] if sys.version_info >= (3, 11) else []  # the current folder does not come first on sys.path
 DUMPING = 1.0  # seconds in which a process that hangs writes where it is
 
 
@@ -156,7 +157,7 @@ class ActorProcess:
         descriptors = [theirs.fileno(), life, self._trace, *memory]
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "rl_training.runtime.actor_process", *map(str, descriptors)],
+                [sys.executable, *SAFE_PATH, "-m", "rl_training.runtime.actor_process", *map(str, descriptors)],
                 pass_fds=descriptors,
                 stdin=subprocess.DEVNULL,
                 env={**os.environ, "PYTHONPATH": import_path(), "OMP_NUM_THREADS": "1"},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import queue
 from typing import Any
 
@@ -66,9 +67,13 @@ class RayFleet:
                     f"execution.actors: {execution.actors} actors take a core each, and Ray has {cores}: lower it, "
                     "or add machines with `ray start --address=...`"
                 )
+            gpus = self.session.gpus if execution.actor_device.startswith("cuda") else None
+            if gpus == 0:
+                raise InputError(f"execution.actor_device: {execution.actor_device}, but Ray has no GPU: use cpu")
         except BaseException:
             self.close()
             raise
+        self.gpus_each = min(1.0, math.floor(1e4 * gpus / execution.actors) / 1e4) if gpus else 0
         self.starts: dict[int, int] = {}  # by worker: how often it was started
         self.playing: set[int] = set()
         self.weights: Any = None  # the reference of the newest
@@ -76,7 +81,9 @@ class RayFleet:
         self.waiting: list[tuple[int, int, Any]] = []  # what `wait` took from it
 
     def start(self, index: int, plan: WorkerPlan) -> None:
-        options = {"num_cpus": 1, "max_restarts": 0, "max_task_retries": 0}
+        options = {"num_cpus": 1, "num_gpus": self.gpus_each, "max_restarts": 0, "max_task_retries": 0}
+        if self.gpus_each:
+            plan = plan._replace(device="cuda")  # Ray shows it one GPU
         self.handles[index] = ray.remote(RayWorker).options(**options).remote()
         self.starts[index] = self.starts.get(index, 0) + 1
         self._expect(index, self.handles[index].open.remote(CloudpickleWrapper(plan)))  # type: ignore[arg-type]
