@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import re
+import shlex
 import shutil
 import subprocess
 
 import pytest
 
 from conftest import REPOSITORY
-from rl_training import ALGORITHMS
+from rl_training import ALGORITHMS, load_config, train
+from rl_training.config import Execution
 from rl_training.errors import read_document
 from rl_training.runtime.loading import build_config
+from rl_training.runtime.progress import ACTORS, bottleneck
 from test_cli import cli
 
 README = (REPOSITORY / "README.md").read_text()
@@ -33,16 +37,54 @@ def test_every_config_in_the_readme_is_valid():
         build_config(read_document(block, "README.md").data)
 
 
-def test_every_verb_in_the_readme_exists_with_its_options():
-    lines = [line.split("#")[0].split() for line in "\n".join(blocks(README, "bash")).splitlines()]
-    commands = [words[1:] for words in lines if words and words[0] == "rl-training"]
-    assert len(commands) >= 7
-    for verb, *rest in commands:
+def commands(page):
+    """The words after `rl-training` of each command in a page's blocks."""
+    lines = "\n".join(blocks(page.read_text(), "bash")).splitlines()
+    found = [shlex.split(line, comments=True) for line in lines if line.startswith("rl-training")]
+    return [words[1:] for words in found]
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if commands(page)], ids=lambda p: p.name)
+def test_every_verb_exists_with_its_options(page):
+    assert page.name != "README.md" or len(commands(page)) >= 7
+    for verb, *rest in commands(page):
         help_text = cli(verb, "--help")
         for option in (word for word in rest if word.startswith("--")):
             assert option in help_text, f"{verb} {option}"
         for sub_verb in rest[0].split("|") if rest and "|" in rest[0] else []:
             assert sub_verb in help_text
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if commands(page)], ids=lambda p: p.name)
+def test_what_is_overridden_can_be(page):
+    for verb, *rest in commands(page):
+        if verb == "train" and (REPOSITORY / rest[0]).exists():
+            overrides = [word for before, word in itertools.pairwise(rest) if before == "--set"]
+            load_config(REPOSITORY / rest[0], overrides=overrides)
+
+
+SCALING = (REPOSITORY / "docs" / "scaling.md").read_text()
+
+
+@pytest.mark.parametrize("block", blocks(SCALING, "yaml"), ids=("process", "cluster", "lag"))
+def test_configs_of_the_page_on_scaling_train(block, tmp_path):
+    """That of the cluster is only read: see test_ray_cluster.py."""
+    data = read_document(block, "scaling.md").data
+    config = build_config(data)
+    execution = Execution.of(config.execution)
+    assert config.num_envs is None or config.num_envs % execution.actors == 0
+    if execution.backend != "ray":
+        short = {"total_timesteps": 640, "output_dir": str(tmp_path), "eval_episodes": 1, "eval_interval": 0}
+        result = train(build_config(data | short), progress="silent")
+        assert result.metrics["global_step"] >= 640
+
+
+def test_what_the_page_on_scaling_says_is_shown_is_shown():
+    assert bottleneck({"actor_waiting": 0.02, "learner_waiting": 0.61})[0] in SCALING.splitlines()
+    table = SCALING.split("| shown | metric")[1].split("\n\n")[0]
+    assert {*re.findall(r"`(\w+)`", table)} == {*ACTORS.values(), "actor_waiting", "learner_waiting"}
+    for name in ACTORS:
+        assert name in table, name
 
 
 def test_the_table_lists_exactly_the_algorithms_there_are():

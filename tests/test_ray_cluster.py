@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
+import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -17,7 +20,9 @@ from ray_clusters import Cluster, cluster
 from rl_training.runtime import ray_cluster
 from rl_training.runtime.ray_cluster import address_of, described, ray_report, unreachable
 from test_cli import cli
+from test_documentation import blocks
 
+posix = pytest.mark.skipif(os.name != "posix", reason="needs process groups")
 SOUND = {
     "nodes": [{"CPU": 16.0, "GPU": 1.0, "memory": 1e9}, {"CPU": 8.0}],
     "versions": {"ray": "2.60.0", "python": "3.11.7"},
@@ -116,45 +121,93 @@ def test_doctor_and_something_that_is_no_cluster(monkeypatch):
     assert asking[-1] == 3.0
 
 
+def documented(start: str) -> list[list[str]]:
+    """The words after `start` in the commands of docs/scaling.md."""
+    text = "\n".join(blocks((REPOSITORY / "docs" / "scaling.md").read_text(), "bash"))
+    commands = [shlex.split(line, comments=True) for line in text.splitlines()]
+    return [words[len(start.split()) :] for words in commands if words[: len(start.split())] == start.split()]
+
+
 @pytest.fixture(scope="module")
 def started() -> Iterator[Cluster]:
-    """Two nodes: the first with `ray start --head`, the second with its address."""
+    """Two nodes, by the commands of docs/scaling.md, on a free port and with few CPUs."""
     pytest.importorskip("ray")
-    with cluster() as found:
-        found.start("--head", f"--port={found.port}", "--num-cpus=1", "--num-gpus=3")
-        found.start(f"--address={found.address}", "--num-cpus=2")
+    (token,), (head, node) = documented("ray get-auth-token"), documented("ray start")
+    exported = dict(word.split("=") for (word,) in documented("export"))
+    with cluster(exported) as found:
+        found.ray("get-auth-token", *token)
+        found.start(*(f"--port={found.port}" if word.startswith("--port") else word for word in head), "--num-cpus=1")
+        node = [f"--address={found.address}" if word.startswith("--address") else word for word in node]
+        found.start(*node, "--num-cpus=2", "--num-gpus=3")
+        found.node = node  # how one more is started
         yield found
 
 
-def ours(found: Cluster, *words: str) -> str:
-    command = [sys.executable, "-m", "rl_training", *words]
-    done = subprocess.run(command, env=found.environment, capture_output=True, text=True, check=False, timeout=300)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
-@pytest.mark.skipif(os.name != "posix", reason="needs process groups")
-def test_doctor_on_a_cluster(started, monkeypatch):
-    expected = f"ray cluster    {started.address}: 2 nodes, 3 CPUs, 3 GPUs"
-    for name in ("RAY_TMPDIR", "RAY_AUTH_MODE", "HOME"):
+@pytest.fixture
+def here(started, monkeypatch) -> None:
+    """What this process asks of Ray goes to the cluster."""
+    for name in ("RAY_TMPDIR", "HOME", "RAY_AUTH_MODE"):
         monkeypatch.setenv(name, started.environment[name])
+
+
+class Ours:
+    """A command of ours in the cluster's environment."""
+
+    def __init__(self, found: Cluster, folder: Path, *words: str) -> None:
+        self.output = folder / "output"
+        with open(self.output, "w") as output:
+            command = [sys.executable, "-m", "rl_training", *words]
+            self.process = subprocess.Popen(command, env=found.environment, stdout=output, stderr=output)
+
+    def wait_until(self, done: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + 120
+        while not done():
+            assert self.process.poll() is None, self.output.read_text()
+            assert time.monotonic() < deadline, self.output.read_text()
+            time.sleep(0.2)
+
+    def end(self, code: int) -> str:
+        assert self.process.wait(120) == code, self.output.read_text()
+        return self.output.read_text()
+
+
+def small(folder: Path, **keys: object) -> list[str]:
+    """What makes a documented run short."""
+    keys = {"output_dir": folder, "num_envs": 6, "eval_episodes": 1, "eval_interval": 0, "log_interval": 1, **keys}
+    return [word for key, value in keys.items() for word in ("--set", f"{key}={value}")]
+
+
+def logged(folder: Path) -> list[dict]:
+    paths = list(folder.glob("*/metrics.jsonl"))
+    return [json.loads(line) for path in paths for line in path.read_text().splitlines()]
+
+
+@posix
+def test_doctor_on_a_cluster(started, here, monkeypatch, tmp_path):
+    expected = f"ray cluster    {started.address}: 2 nodes, 3 CPUs, 3 GPUs"
     deadline = time.monotonic() + 60  # the directory learns of a node a moment after it has said that it runs
     while expected not in (text := cli("doctor")).splitlines():
         assert time.monotonic() < deadline, text
     assert expected in cli("doctor", "--address", started.address).splitlines()
-    monkeypatch.delenv("RAY_AUTH_MODE")
-    monkeypatch.setenv("RAY_AUTH_TOKEN", "0" * 64)
-    assert f"{expected}; it has no token, but this machine has one" in cli("doctor")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert f"ray cluster    {started.address}: wants a token that this machine does not have" in cli("doctor")
 
 
-@pytest.mark.skipif(os.name != "posix", reason="needs process groups")
-def test_a_run_on_a_cluster(started, tmp_path):
-    """Three actors, which no single node has room for."""
-    words = ["num_envs=6", "execution.backend=ray", "execution.actors=3", "execution.address=auto", "eval_episodes=1"]
-    words += [f"output_dir={tmp_path}", "log_interval=1", "eval_interval=0"]
-    config = REPOSITORY / "configs" / "appo" / "cartpole.yaml"
-    ours(started, "train", str(config), "--total-timesteps", "1000", *(w for word in words for w in ("--set", word)))
-    (run,) = tmp_path.iterdir()
-    logged = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    assert logged[-1]["global_step"] >= 1000
-    assert {"actor_waiting", "learner_waiting", "queue_fill", "policy_lag_max"} <= logged[0].keys()
+@posix
+def test_the_documented_run_on_a_cluster_that_loses_a_machine(started, tmp_path):
+    """Three actors on nodes with one and two CPUs; then a node with two is added, and the other with two killed."""
+    (command,) = [words for words in documented("rl-training train") if "execution.address=auto" in words]
+    words = [*command[1:], *small(tmp_path, **{"execution.actors": 3}), "--total-timesteps", "10_000_000"]
+    run = Ours(started, tmp_path, "train", str(REPOSITORY / command[0]), *words)
+    try:
+        run.wait_until(lambda: len(logged(tmp_path)) > 3)
+        assert any({"actor_waiting", "queue_fill", "policy_lag_max"} <= line.keys() for line in logged(tmp_path))
+        started.start(*started.node, "--num-cpus=2")
+        started.stop(1)
+        run.wait_until(lambda: logged(tmp_path)[-1].get("actor_restarts", 0) >= 2)
+        before = logged(tmp_path)[-1]["global_step"]
+        run.wait_until(lambda: logged(tmp_path)[-1]["global_step"] > before + 1000)
+        run.process.send_signal(signal.SIGTERM)
+        assert "started anew" in run.end(130)
+    finally:
+        run.process.kill()

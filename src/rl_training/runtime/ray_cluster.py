@@ -81,8 +81,9 @@ def _asked(address: str) -> str:
     except subprocess.TimeoutExpired:
         return f"accepts connections, but gave no answer within {ANSWER_SECONDS:g} s: is it Ray's port (6379)?"
     if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        return NO_TOKEN if "AuthenticationError" in last else f"cannot be read: {last}"
+        if "authentication token" in done.stderr:  # in an error of Ray, or where its own code gives up
+            return NO_TOKEN
+        return f"cannot be read: {(done.stderr.strip().splitlines() or ['no message'])[-1]}"
     return described(json.loads(done.stdout.splitlines()[-1]))
 
 
