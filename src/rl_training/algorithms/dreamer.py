@@ -122,7 +122,7 @@ class Dreamer(ReplayLearner[Replay]):
         hp = self.hp
         new = self.new_steps(added)
         self.env_steps_used = added
-        self.credit += round(new * hp.train_ratio * MICRO)
+        self.credit += new * round(hp.train_ratio * MICRO)
         due, self.credit = divmod(self.credit, hp.batch_size * hp.batch_length * MICRO)
         return due
 
