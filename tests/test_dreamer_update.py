@@ -400,9 +400,8 @@ def test_the_slow_critic_follows_by_tau() -> None:
     batch = batch_of(learner)
     slow = [p.clone() for p in learner.model.slow_value.parameters()]
     learner.update(batch, learner.noise(batch))
-    for before, after, now in zip(
-        slow, learner.model.slow_value.parameters(), learner.model.value.parameters(), strict=True
-    ):
+    after, now = (list(head.parameters()) for head in (learner.model.slow_value, learner.model.value))
+    for old, new, target in zip(slow, after, now, strict=True):
         torch.testing.assert_close(new, 0.75 * old + 0.25 * target)
 
 
