@@ -8,6 +8,7 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import Tensor
 
+from rl_training.acting.dreamer_sequence import observe
 from rl_training.models.dreamer import DreamerModel
 from rl_training.models.rssm import Latent
 
@@ -61,10 +62,16 @@ class CompiledPath(DreamerPath):
         super().__init__(model, dtype)
         from rl_training.ops import dreamer_cells  # here, because importing numba is slow
 
+        self.steps = dreamer_cells.STEPS
         model.use_functions(dreamer_cells.normed_silu, dreamer_cells.two_hot_mean, dreamer_cells.two_hot_loss)
 
     def settings(self) -> Any:
         return OneDNN()
+
+    def observe(
+        self, tokens: Tensor, actions: Tensor, first: Tensor, carry: Latent, noise: Tensor
+    ) -> tuple[Latent, Tensor]:
+        return observe(self.model.dynamics, tokens, actions, first, carry, noise, self.steps, self.dtype)
 
     def imagine(self, start: Latent, prior_noise: Tensor, action_noise: Tensor) -> tuple[Tensor, Tensor]:
         from rl_training.acting.dreamer_imagination import CompiledImagination

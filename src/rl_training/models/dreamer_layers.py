@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-NORM_EPS = 1e-4
+from rl_training.ops.dreamer_steps import NORM_EPS
+
 STD_OF_TRUNCATED = 0.8796256610342398  # the standard deviation of a normal distribution cut off at +-2
 
 

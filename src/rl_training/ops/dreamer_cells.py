@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 from rl_training.ops import dreamer_kernels
+from rl_training.ops.dreamer_steps import NORM_EPS, UNIMIX, Steps
 from rl_training.ops.two_hot import neighbours
 from rl_training.types import Array
 
-NORM_EPS = np.float32(1e-4)
+EPS, SHARE = np.float32(NORM_EPS), np.float32(UNIMIX)
 
 
 def array(tensor: Tensor) -> Array:
@@ -34,16 +35,15 @@ class NormedSiLUFunction(torch.autograd.Function):
     def forward(context: Any, x: Tensor, gain: Tensor) -> Tensor:
         x = x.contiguous()
         out = torch.empty_like(x)
-        dreamer_kernels.normed_silu(rows(x), 0, array(gain), NORM_EPS, rows(out), 0)
+        dreamer_kernels.normed_silu(rows(x), 0, array(gain), EPS, rows(out), 0)
         context.save_for_backward(x, gain)
         return out
 
     @staticmethod
     def backward(context: Any, *d_outs: Tensor) -> tuple[Tensor, Tensor]:
         x, gain = context.saved_tensors
-        d_x, d_gain = torch.empty_like(x), torch.empty_like(gain)
-        dreamer_kernels.normed_silu_backward(rows(x), array(gain), NORM_EPS, rows(d_outs[0]), rows(d_x), array(d_gain))
-        return d_x, d_gain
+        d_x, d_gain = norm_gradients(x.flatten(0, -2), gain, d_outs[0].reshape(-1, x.shape[-1]))
+        return d_x.view_as(x), d_gain
 
 
 def normed_silu(x: Tensor, gain: Tensor) -> Tensor:
@@ -81,3 +81,68 @@ class TwoHotLossFunction(torch.autograd.Function):
 
 def two_hot_loss(logits: Tensor, values: Tensor, bins: Tensor) -> Tensor:
     return TwoHotLossFunction.apply(logits, values.detach(), bins)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def norm_silu(x: Tensor, gain: Tensor) -> Tensor:
+    x = x.contiguous()
+    out = torch.empty_like(x)
+    if x.dim() == 3:
+        dreamer_kernels.block_normed_silu(array(x), array(gain)[:, 0], EPS, array(out))
+    else:
+        dreamer_kernels.normed_silu(array(x), 0, array(gain), EPS, array(out), 0)
+    return out
+
+
+def norm_silu_backward(x: Tensor, gain: Tensor, d_out: Tensor) -> Tensor:
+    return norm_gradients(x, gain, d_out)[0]
+
+
+def norm_silu_gain(x: Tensor, gain: Tensor, d_out: Tensor) -> Tensor:
+    return norm_gradients(x, gain, d_out)[1]
+
+
+def norm_gradients(x: Tensor, gain: Tensor, d_out: Tensor) -> tuple[Tensor, Tensor]:
+    """Of x and of the gain."""
+    x, d_out = x.contiguous(), d_out.contiguous()
+    d_x, d_gain = torch.empty_like(x), torch.zeros_like(gain)
+    if x.dim() == 3:
+        dreamer_kernels.block_normed_silu_backward(
+            array(x), array(gain)[:, 0], EPS, array(d_out), array(d_x), array(d_gain)[:, 0]
+        )
+    else:
+        dreamer_kernels.normed_silu_backward(array(x), array(gain), EPS, array(d_out), array(d_x), array(d_gain))
+    return d_x, d_gain
+
+
+def gru(gates: Tensor, deter: Tensor) -> Tensor:
+    gates, deter = gates.contiguous(), deter.contiguous()
+    new = torch.empty_like(deter)
+    dreamer_kernels.gru(array(gates), array(deter), array(new), array(new))
+    return new
+
+
+def gru_backward(gates: Tensor, deter: Tensor, d_out: Tensor) -> tuple[Tensor, Tensor]:
+    gates, deter, d_out = gates.contiguous(), deter.contiguous(), d_out.contiguous()
+    d_gates, d_deter = torch.empty_like(gates), torch.empty_like(deter)
+    dreamer_kernels.gru_backward(array(gates), array(deter), array(d_out), array(d_gates), array(d_deter))
+    return d_gates, d_deter
+
+
+def mixed_sample(logits: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+    probs, sample = torch.empty(logits.shape), torch.empty_like(logits)
+    dreamer_kernels.mixed_sample(array(logits), array(noise.contiguous()), SHARE, array(probs), array(sample), 0)
+    return probs, sample
+
+
+def mixed_backward(probs: Tensor, noise: Tensor, d_log_probs: Tensor, d_sample: Tensor) -> Tensor:
+    d_logits = torch.empty_like(probs)
+    classes = probs.shape[1] // noise.shape[1]
+    dreamer_kernels.mixed_backward(
+        array(probs), SHARE, classes, array(d_log_probs.contiguous()), array(d_sample.contiguous()), array(d_logits)
+    )
+    return d_logits
+
+
+STEPS = Steps(
+    norm_silu, norm_silu_backward, norm_silu_gain, gru, gru_backward, mixed_sample, mixed_backward
+)  # fmt: skip

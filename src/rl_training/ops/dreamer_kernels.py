@@ -107,10 +107,9 @@ def normed_silu(x, column, gain, eps, out, out_column):
 
 @compiled
 def normed_silu_backward(x, gain, eps, d_out, d_x, d_gain):
-    """d_x [M, n] and the sum d_gain [n] from x [M, n] and d_out [M, n]."""
+    """d_x [M, n] from x [M, n] and d_out [M, n]. Adds to d_gain [n]."""
     n = len(gain)
     d_scaled = np.empty(n, np.float32)
-    d_gain[:] = F(0.0)
     for i in range(len(x)):
         total = F(0.0)
         for j in range(n):
