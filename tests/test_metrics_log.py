@@ -6,17 +6,19 @@ import json
 import math
 import subprocess
 import sys
+import time
 import types
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.backend.event_processing.event_multiplexer import EventMultiplexer
 
-from rl_training import train
-from rl_training.runtime import metadata, metrics
+from rl_training import resume_training, train
+from rl_training.runtime import event_files, metadata, metrics
 from rl_training.runtime.metadata import git_state, update_metadata, write_json_atomic, write_metadata
 from rl_training.runtime.metrics import MetricsLog, RunningMeans, TrainingDiverged, check_finite, tensorboard_tag
 
@@ -31,19 +33,48 @@ def events(run_dir: Path) -> dict[str, list[tuple[int, float]]]:
     return {tag: [(e.step, e.value) for e in found.Scalars(tag)] for tag in found.Tags()["scalars"]}
 
 
-def test_a_record_reaches_both_files(tmp_path: Path) -> None:
+def test_a_record_reaches_both_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics.time, "time", lambda: 1_700_000_000.1234)
     with MetricsLog(tmp_path, schedule_names={"lr"}) as log:
         log.write({"global_step": 10, "lr": 0.5, "policy_loss": np.float32(0.25), "eval_return_mean": 3, "off": None})
-        log.write({"global_step": 20, "lr": 0.25, "policy_loss": math.nan, "train_return_mean": -math.inf})
+        evaluation = {"global_step": 20, "lr": 0.25, "policy_loss": math.nan, "train_return_mean": -math.inf}
+        log.write(evaluation, kind="eval", wall_seconds=12.34567)
+    head = {"time": 1_700_000_000.123}
     assert lines(tmp_path) == [
-        {"global_step": 10, "lr": 0.5, "policy_loss": 0.25, "eval_return_mean": 3, "off": None},
-        {"global_step": 20, "lr": 0.25, "policy_loss": None, "train_return_mean": None},
+        {
+            "kind": "train",
+            **head,
+            "global_step": 10,
+            "lr": 0.5,
+            "policy_loss": 0.25,
+            "eval_return_mean": 3,
+            "off": None,
+        },
+        {"kind": "eval", **head, "wall_seconds": 12.346}
+        | {"global_step": 20, "lr": 0.25, "policy_loss": None, "train_return_mean": None},
     ]
     assert events(tmp_path) == {
         "schedule/lr": [(10, 0.5), (20, 0.25)],
         "loss/policy_loss": [(10, 0.25)],
-        "eval/return_mean": [(10, 3.0)],
+        "eval/eval_return_mean": [(10, 3.0)],
     }
+
+
+def test_lines_tell_the_time_and_the_seconds_of_the_whole_run(tiny_config: Any) -> None:
+    config = tiny_config("a2c", {"log_interval": 64, "eval_interval": 128})
+    before = time.time()
+    half = train(config, callbacks=[lambda run: run.stop("half") if run.step >= 128 else None], progress="silent")
+    whole = resume_training(half.run_dir, progress="silent")
+    first, second = lines(half.run_dir), lines(whole.run_dir)
+    assert [line["kind"] for line in first] == ["train", "train", "eval"]
+    assert [line["kind"] for line in second] == ["train", "train", "eval"]
+    for line in first + second:
+        assert ("eval_return_mean" in line) == (line["kind"] == "eval")
+        assert ("train_return_mean" in line) == (line["kind"] == "train")
+    for clock in ("time", "wall_seconds"):
+        assert [line[clock] for line in first + second] == sorted(line[clock] for line in first + second), clock
+    assert before <= first[0]["time"] <= second[-1]["time"] <= time.time()
+    assert second[0]["wall_seconds"] - first[-1]["wall_seconds"] < second[0]["time"] - first[-1]["time"]
 
 
 def test_lines_are_flushed_in_time_and_at_close(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,8 +102,8 @@ def test_a_new_run_does_not_write_into_an_old_log(tmp_path: Path) -> None:
     [
         ("clip_coef", "schedule/clip_coef"),
         ("gamma", "hyperparameter/gamma"),
-        ("eval_return_mean", "eval/return_mean"),
-        ("train_return_mean", "train/return_mean"),
+        ("eval_return_mean", "eval/eval_return_mean"),
+        ("train_return_mean", "train/train_return_mean"),
         ("value_loss", "loss/value_loss"),
         ("loss", "loss/loss"),
         ("value_loss/CartPole-v1", "loss/value_loss/CartPole-v1"),
@@ -80,7 +111,7 @@ def test_a_new_run_does_not_write_into_an_old_log(tmp_path: Path) -> None:
         ("approx_kl", "train/approx_kl"),
         ("stage/ALE/Loss_loss", "train/stage/ALE/Loss_loss"),
         ("steps_per_second", "time/steps_per_second"),
-        ("time_collect", "time/collect"),
+        ("time_collect", "time/time_collect"),
     ],
 )
 def test_tags(name: str, tag: str) -> None:
@@ -92,6 +123,44 @@ def test_tensorboard_calls_a_run_by_its_folder(tiny_config: Any, tmp_path: Path)
     shown = EventMultiplexer()
     shown.AddRunsFromDirectory(str(tmp_path / "runs"))
     assert sorted(shown.Runs()) == sorted(names)
+
+
+def plugin_values(run_dir: Path, plugin: str) -> dict[str, Any]:
+    """Tensors and contents that a run wrote for one of TensorBoard's tabs, by tag."""
+    found = EventAccumulator(str(run_dir))
+    found.Reload()
+    contents = found.PluginTagToContent(plugin)
+    return {tag: (content, found.Tensors(tag)[0].tensor_proto) for tag, content in contents.items()}
+
+
+@pytest.mark.parametrize("public", [False, True], ids=["own", "public"])
+def test_tensorboard_has_the_config_as_text_and_as_hyperparameters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, public: bool
+) -> None:
+    from tensorboard.plugins.hparams.metadata import parse_session_start_info_plugin_data
+
+    if public:
+        monkeypatch.setattr(metrics, "open_events", event_files.TorchEventFile)
+    schedule = {"kind": "linear", "start": 0.1, "end": 0.0}
+    kwargs = {"lr": 0.5, "ent_coef": schedule, "sizes": [64, 64], "on": True, "off": None, "act": "tanh"}
+    MetricsLog(tmp_path / "one", config={"algo": "a2c", "seed": 3, "algo_kwargs": kwargs}).close()
+    ((_, tensor),) = plugin_values(tmp_path / "one", "text").values()
+    title, _, text = tensor.string_val[0].decode().partition("\n\n```yaml\n")
+    assert title == "# one"
+    assert yaml.safe_load(text.removesuffix("```")) == {"algo": "a2c", "seed": 3, "algo_kwargs": kwargs}
+    ((content, _),) = plugin_values(tmp_path / "one", "hparams").values()
+    start = parse_session_start_info_plugin_data(content)
+    assert start.group_name == "one"
+    shown = {key: getattr(value, value.WhichOneof("kind")) for key, value in start.hparams.items()}
+    assert {key: value for key, value in shown.items() if key != "algo_kwargs.ent_coef"} == {
+        "algo": "a2c",
+        "seed": 3.0,
+        "algo_kwargs.lr": 0.5,
+        "algo_kwargs.sizes": "[64, 64]",
+        "algo_kwargs.on": True,
+        "algo_kwargs.act": "tanh",
+    }
+    assert json.loads(shown["algo_kwargs.ent_coef"]) == schedule
 
 
 def test_only_what_varies_is_under_schedule(tiny_config: Any) -> None:
@@ -121,7 +190,7 @@ def test_wandb_gets_the_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setitem(sys.modules, "wandb", fake)
     with MetricsLog(tmp_path, wandb={"project": "p"}) as log:
         log.write({"global_step": 4, "loss": 1.0})
-    assert calls == [{"dir": str(tmp_path), "project": "p"}, (4, {"loss/loss": 1.0}), "finish"]
+    assert calls == [{"dir": str(tmp_path), "name": tmp_path.name, "project": "p"}, (4, {"loss/loss": 1.0}), "finish"]
 
 
 def test_running_means_are_over_the_updates_that_reported(tmp_path: Path) -> None:

@@ -370,8 +370,8 @@ def test_from_the_command_line(make, tmp_path):
 def test_tensorboard_shows_the_tasks_side_by_side(make):
     from rl_training.runtime.metrics import tensorboard_tag
 
-    assert tensorboard_tag("eval_return_mean/ALE/Pong-v5", ()) == "eval/return_mean/ALE/Pong-v5"
-    assert tensorboard_tag("train_return_mean/CartPole-v1", ()) == "train/return_mean/CartPole-v1"
+    assert tensorboard_tag("eval_return_mean/ALE/Pong-v5", ()) == "eval/eval_return_mean/ALE/Pong-v5"
+    assert tensorboard_tag("train_return_mean/CartPole-v1", ()) == "train/train_return_mean/CartPole-v1"
 
 
 def test_a_list_is_in_the_schema_and_the_reference(make):

@@ -18,7 +18,7 @@ from rl_training.config import TrainConfig, config_fields
 from rl_training.models.parameters import FlatParameters
 from rl_training.ops import tile, tree
 from rl_training.ops.search import MUZERO, Evaluation, Search
-from rl_training.runtime import metrics, phases
+from rl_training.runtime import event_files, phases
 
 
 def stepped(step) -> tuple[torch.Tensor, ...]:
@@ -106,7 +106,7 @@ def test_events_are_the_same_through_torchs_public_writer(tmp_path):
 
     written = {"train/loss": 0.25, "eval/return": 3.5}
     found = []
-    for name, kind in (("own", metrics.EventFile), ("public", metrics.TorchEventFile)):
+    for name, kind in (("own", event_files.EventFile), ("public", event_files.TorchEventFile)):
         events = kind(tmp_path / name)
         for step in (1, 2):
             events.write(step, written)
@@ -120,8 +120,8 @@ def test_events_are_the_same_through_torchs_public_writer(tmp_path):
 def test_events_go_to_the_public_writer_where_tensorboard_has_no_such_records(tmp_path, monkeypatch):
     importlib.import_module("torch.utils.tensorboard")  # it has its own copy of the records by then
     monkeypatch.setitem(sys.modules, "tensorboard.summary.writer.record_writer", None)
-    events = metrics.open_events(tmp_path)
-    assert isinstance(events, metrics.TorchEventFile)
+    events = event_files.open_events(tmp_path)
+    assert isinstance(events, event_files.TorchEventFile)
     events.close()
 
 

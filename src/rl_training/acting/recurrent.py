@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from rl_training.acting.actor import NetworkActor, decide, with_version
+from rl_training.acting.actor import NetworkActor, decide, with_version, without
+from rl_training.acting.exportable import Exportable, ExportedRecurrent
 from rl_training.acting.paths import make_recurrent_forward
 from rl_training.data.history import check_rows, num_rows
 from rl_training.errors import InputError
 from rl_training.models.recurrent import RecurrentActorCritic
-from rl_training.types import Decision, Memory, Observation, Spaces
+from rl_training.types import Array, Decision, Field, Fields, Memory, Observation, Spaces
 
 
 class RecurrentActor(NetworkActor):
@@ -38,6 +39,14 @@ class RecurrentActor(NetworkActor):
         output, value, memory = self.forward(obs, checked_memory(memory, obs, self.model.memory_shape()))
         policy = self.model.heads.acting_policy(output)
         return decide(policy, value, memory, sample=explore or not self.hp.deterministic_eval, rng=rng)
+
+    def exportable(self) -> Exportable:
+        fields: Fields = {"policy": Field(self.model.memory_shape()["policy"], np.dtype(np.float32))}
+
+        def scores(obs: Observation, memory: Memory) -> Array:
+            return self.forward(obs, checked_memory(memory, obs, self.model.memory_shape()))[0]
+
+        return Exportable(ExportedRecurrent(self.model), fields, without(self, deterministic_eval=True), scores)
 
 
 class VersionedRecurrentActor(RecurrentActor):

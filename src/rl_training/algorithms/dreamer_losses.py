@@ -81,14 +81,16 @@ def imagine(path: DreamerPath, start: Latent, noise: Noise) -> Dream:
     return Dream(features, actions, reward, discount)
 
 
-def imagined_returns(model: DreamerModel, dream: Dream, value: Tensor, *, lam: float) -> Tensor:
-    """[H, M] The lambda-returns of all but the last states. value [H + 1, M, BINS]: logits of the online critic."""
-    return lambda_returns(dream.reward, dream.discount, model.mean(value.detach()), lam)
+@torch.no_grad()
+def critic_values(model: DreamerModel, dream: Dream, logits: Tensor) -> Tensor:
+    """[H + 1, M] The online critic's values. logits [H, M, BINS]: its outputs for all but the last states."""
+    return torch.cat([model.mean(logits), model.mean(model.value(dream.features[-1:]))])
 
 
 def behaviour_losses(
     model: DreamerModel,
     dream: Dream,
+    logits: Tensor,
     value: Tensor,
     returns: Tensor,
     scale: Tensor,
@@ -98,24 +100,24 @@ def behaviour_losses(
 ) -> tuple[Losses, dict[str, Tensor]]:
     """(the losses of policy and value, [H, M]; metrics). REINFORCE, for actions of any kind.
 
-    value [H + 1, M, BINS]: logits of the critic; returns [H, M]; scale []: what advantages are divided by.
+    logits [H, M, BINS]: the critic's; value [H, M]: their means; returns [H, M]; scale []: divides the advantages.
     """
     policy = model.policy(dream.features[:-1])
     # How much a state counts: the probability that it is reached. That of the first is not 1 if its episode is over.
     weight = dream.discount.cumprod(0)[:-1]
-    advantage = (returns - model.mean(value.detach())[:-1]) / scale
+    advantage = (returns - value) / scale
     entropy = policy.entropy()
     policy_loss = -weight * (policy.log_prob(dream.action) * advantage + ent_coef * entropy)
-    value_loss = weight * critic_loss(model, value[:-1], dream.features[:-1], returns, slow_coef=slow_coef)
+    value_loss = weight * critic_loss(model, logits, dream.features[:-1], returns, slow_coef=slow_coef)
     metrics = {"entropy": entropy.mean(), "return": returns.mean(), "advantage": advantage.mean()}
     return {"policy": policy_loss, "value": value_loss}, metrics
 
 
-def critic_loss(model: DreamerModel, value: Tensor, features: Tensor, target: Tensor, *, slow_coef: float) -> Tensor:
+def critic_loss(model: DreamerModel, logits: Tensor, features: Tensor, target: Tensor, *, slow_coef: float) -> Tensor:
     """[...] Cross-entropy of logits [..., BINS] with targets [...], and with the values of the slow critic."""
     with torch.no_grad():
         slow = model.mean(model.slow_value(features))
-    return model.loss(value, target) + slow_coef * model.loss(value, slow)
+    return model.loss(logits, target, slow, slow_coef)
 
 
 def replay_value_loss(

@@ -76,9 +76,9 @@ class DreamerModel(nn.Module):
         """Rewards or values [...] from logits [..., BINS]."""
         return self.number_mean(logits, self.bins)
 
-    def loss(self, logits: Tensor, values: Tensor) -> Tensor:
-        """The loss [...] of logits [..., BINS] for rewards or values [...]."""
-        return self.number_loss(logits, values, self.bins)
+    def loss(self, logits: Tensor, values: Tensor, others: Tensor | None = None, coefficient: float = 0.0) -> Tensor:
+        """The loss [...] of logits [..., BINS] for rewards or values [...], and `coefficient` times that for others."""
+        return self.number_loss(logits, values, self.bins, others, coefficient)
 
     def use_functions(self, normed: Function, mean: Function, loss: Function) -> None:
         """Compute with other functions of the same results as `normed_silu`, `two_hot_mean` and `two_hot_loss`."""

@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rl_training.ops.dreamer_steps import UNIMIX
 from rl_training.models.dreamer_layers import BlockLinear, NormedMLP, NormedSiLU, linear, split_last
+from rl_training.ops.dreamer_steps import UNIMIX
 
 BLOCKS = 8
 GROUPS = 32

@@ -21,7 +21,7 @@ EPS, SHARE = np.float32(NORM_EPS), np.float32(UNIMIX)
 
 def array(tensor: Tensor) -> Array:
     """The numbers of a contiguous tensor, which it shares; bfloat16 as uint16."""
-    tensor = tensor.detach()
+    tensor = tensor.detach() if tensor.requires_grad else tensor
     return tensor.view(torch.int16).numpy().view(np.uint16) if tensor.dtype == torch.bfloat16 else tensor.numpy()
 
 
@@ -59,28 +59,36 @@ def two_hot_mean(logits: Tensor, bins: Tensor) -> Tensor:
 
 class TwoHotLossFunction(torch.autograd.Function):
     @staticmethod
-    def forward(context: Any, logits: Tensor, values: Tensor, bins: Tensor) -> Tensor:
+    def forward(context: Any, logits: Tensor, bins: Tensor, targets: list[tuple[Tensor, float]]) -> Tensor:
+        """targets: values [...] and their coefficients."""
         log_sums = torch.empty(logits.shape[:-1])
         dreamer_kernels.log_sum_exp(rows(logits), array(log_sums).reshape(-1))
-        below, weight = neighbours(values, bins)
-        pair = logits.gather(-1, torch.stack([below, below + 1], -1)).float()
-        context.save_for_backward(logits, log_sums, below, weight)
-        return log_sums - torch.lerp(pair[..., 0], pair[..., 1], weight)
+        losses, shares, places = [], [], []
+        for values, coefficient in targets:
+            below, weight = neighbours(values, bins)
+            share, place = torch.stack([1 - weight, weight], -1), torch.stack([below, below + 1], -1)
+            losses.append(coefficient * (log_sums - (share * logits.gather(-1, place)).sum(-1)))
+            shares.append(coefficient * share)
+            places.append(place)
+        context.save_for_backward(logits, log_sums, torch.cat(shares, -1), torch.cat(places, -1))
+        context.total = sum(coefficient for _, coefficient in targets)
+        return torch.stack(losses).sum(0)
 
     @staticmethod
     def backward(context: Any, *d_losses: Tensor) -> tuple[Tensor, None, None]:
-        logits, log_sums, below, weight = context.saved_tensors
-        d_loss = d_losses[0].contiguous()
-        d_logits = torch.empty(logits.shape, dtype=logits.dtype)
-        sums, scale = array(log_sums).reshape(-1), array(d_loss).reshape(-1)
+        logits, log_sums, shares, places = context.saved_tensors
+        d_loss, d_logits = d_losses[0], torch.empty(logits.shape, dtype=logits.dtype)
+        sums, scale = array(log_sums).reshape(-1), array(context.total * d_loss).reshape(-1)
         dreamer_kernels.softmax_rows(rows(logits), sums, scale, rows(d_logits))
-        share = torch.stack([1 - weight, weight], -1) * -d_loss.unsqueeze(-1)
-        d_logits.scatter_add_(-1, torch.stack([below, below + 1], -1), share.to(d_logits.dtype))
+        d_logits.scatter_add_(-1, places, (-d_loss.unsqueeze(-1) * shares).to(d_logits.dtype))
         return d_logits, None, None
 
 
-def two_hot_loss(logits: Tensor, values: Tensor, bins: Tensor) -> Tensor:
-    return TwoHotLossFunction.apply(logits, values.detach(), bins)  # type: ignore[no-any-return, no-untyped-call]
+def two_hot_loss(
+    logits: Tensor, values: Tensor, bins: Tensor, others: Tensor | None = None, coefficient: float = 0.0
+) -> Tensor:
+    targets = [(values.detach(), 1.0)] + ([] if others is None else [(others.detach(), coefficient)])
+    return TwoHotLossFunction.apply(logits, bins, targets)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def norm_silu(x: Tensor, gain: Tensor) -> Tensor:

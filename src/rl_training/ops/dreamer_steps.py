@@ -1,7 +1,7 @@
 """What stands between the matrix products of DreamerV3's dynamics, forwards and backwards, as functions of tensors.
 
 Activations come in two layouts: rows [N, n], and blocks [G, N, k] of N rows with G k numbers each. Norms are over all
-numbers of a row. The gradient of a norm's gain has a function of its own: it is needed once for all steps of a sequence.
+numbers of a row. The gradient of a gain has a function of its own: it is needed once, for all steps of a sequence.
 """
 
 from __future__ import annotations

@@ -41,12 +41,23 @@ def two_hot(values: Tensor, bins: Tensor) -> Tensor:
     return probs.scatter_(-1, below.unsqueeze(-1) + 1, weight.unsqueeze(-1))
 
 
-def two_hot_loss(logits: Tensor, values: Tensor, bins: Tensor) -> Tensor:
-    """The cross-entropy [...] of logits [..., K] against two-hot targets of values [...], which are constants."""
-    below, weight = neighbours(values.detach(), bins)
+def two_hot_loss(
+    logits: Tensor, values: Tensor, bins: Tensor, others: Tensor | None = None, coefficient: float = 0.0
+) -> Tensor:
+    """The cross-entropy [...] of logits [..., K] against two-hot targets of values [...], which are constants.
+
+    others [...]: the cross-entropy against these is added, times `coefficient`.
+    """
     log_probs = F.log_softmax(logits.float(), -1)
+    loss = -at_value(log_probs, values, bins)
+    return loss if others is None else loss - coefficient * at_value(log_probs, others, bins)
+
+
+def at_value(log_probs: Tensor, values: Tensor, bins: Tensor) -> Tensor:
+    """The mean [...] of log_probs [..., K] under the two-hot distributions of values [...]."""
+    below, weight = neighbours(values.detach(), bins)
     pair = log_probs.gather(-1, torch.stack([below, below + 1], -1))
-    return -torch.lerp(pair[..., 0], pair[..., 1], weight)
+    return torch.lerp(pair[..., 0], pair[..., 1], weight)
 
 
 def two_hot_mean(logits: Tensor, bins: Tensor) -> Tensor:

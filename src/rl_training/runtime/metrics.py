@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
-import os
-import platform
 import time
-import warnings
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from rl_training.errors import MissingPackage
+from rl_training.runtime.event_files import open_events
+from rl_training.runtime.log_file import LogFile
 from rl_training.types import Metrics, Reports
 
 FLUSH_SECONDS = 5.0
+Kind = Literal["train", "eval"]  # of a line of the log
 TIME_NAMES = ("time", "fps", "elapsed", "per_second", "seconds")
 
 
@@ -60,6 +59,8 @@ def is_of_task(name: str) -> bool:
 class RunningMeans:
     """Means of the update metrics since the last log line, each over the updates that reported it.
 
+    Of a metric whose name ends in `_max` it is the largest value instead.
+
     Tensors are read when a mean is needed or many are waiting, because reading one waits for the device.
     """
 
@@ -82,6 +83,9 @@ class RunningMeans:
         return known | self.read() if len(self._waiting) > self.MAX_WAITING else known
 
     def _add(self, name: str, value: float) -> None:
+        if name.endswith("_max"):
+            self._sums[name], self._counts[name] = max(value, self._sums.get(name, value)), 1
+            return
         self._sums[name] = self._sums.get(name, 0.0) + value
         self._counts[name] = self._counts.get(name, 0) + 1
 
@@ -110,57 +114,26 @@ class RunningMeans:
 
 
 def tensorboard_tag(name: str, schedule_names: Collection[str], hyperparameter_names: Collection[str] = ()) -> str:
-    """A metric with its group: schedule/ (a scalar that varies), hyperparameter/, eval/, loss/, time/ or train/."""
+    """The name of a metric, as in metrics.jsonl, after that of its group: schedule/ (a scalar that varies),
+    hyperparameter/, eval/, loss/, time/ or train/."""
+    return f"{_group(name, schedule_names, hyperparameter_names)}/{name}"
+
+
+def _group(name: str, schedule_names: Collection[str], hyperparameter_names: Collection[str]) -> str:
     if name in schedule_names:
-        return f"schedule/{name}"
+        return "schedule"
     if name in hyperparameter_names:
-        return f"hyperparameter/{name}"
-    for group in ("eval", "train", "time"):
-        if name.startswith(f"{group}_"):
-            return f"{group}/{name.removeprefix(f'{group}_')}"
+        return "hyperparameter"
+    if name.startswith("eval_"):
+        return "eval"
     if is_loss(name):
-        return f"loss/{name}"
-    if name.endswith(TIME_NAMES):
-        return f"time/{name}"
-    return f"train/{name}"
+        return "loss"
+    return "time" if name.startswith("time_") or name.endswith(TIME_NAMES) else "train"
 
 
 def is_loss(name: str) -> bool:
     name = name.partition("/")[0]
     return name == "loss" or name.endswith("_loss") or name.startswith("loss_")
-
-
-class LogFile:
-    """A file to append to. A failed write is repeated by the next flush, with one warning: a log must not end a run."""
-
-    def __init__(self, path: Path, mode: str) -> None:
-        self.path = path
-        self._file = open(path, mode, buffering=0)  # noqa: SIM115 - closed by close()
-        self._waiting = bytearray()
-        self._warned = False
-
-    def write(self, data: bytes) -> int:
-        self._waiting += data
-        return len(data)
-
-    def flush(self) -> None:
-        try:
-            while self._waiting:
-                del self._waiting[: self._file.write(self._waiting)]
-        except OSError as error:
-            if not self._warned:
-                self._warned = True
-                cause = error.strerror or error
-                warnings.warn(f"{self.path} cannot be written ({cause}); training continues", stacklevel=2)
-
-    @property
-    def closed(self) -> bool:
-        return self._file.closed
-
-    def close(self) -> None:
-        self.flush()
-        with contextlib.suppress(OSError):
-            self._file.close()
 
 
 class MetricsLog:
@@ -173,25 +146,35 @@ class MetricsLog:
         schedule_names: Collection[str] = (),
         hyperparameter_names: Collection[str] = (),
         wandb: dict[str, Any] | None = None,
+        config: Mapping[str, Any] | None = None,
     ) -> None:
-        """`schedule_names`: the hyperparameters that vary; `hyperparameter_names`: all scalars that are not off."""
+        """`schedule_names`: the hyperparameters that vary; `hyperparameter_names`: all scalars that are not off.
+        `config`: that of the run, which TensorBoard shows as text and as its table of hyperparameters."""
         run_dir = Path(run_dir)
         run_dir.mkdir(parents=True, exist_ok=True)
         self._schedule_names, self._hyperparameter_names = frozenset(schedule_names), frozenset(hyperparameter_names)
         self.path = run_dir / "metrics.jsonl"
         # Weights & Biases first: it may be missing, and nothing has been written yet.
-        self._wandb = import_wandb().init(dir=str(run_dir), **wandb) if wandb is not None else None
+        self._wandb = None
+        if wandb is not None:
+            self._wandb = import_wandb().init(**{"dir": str(run_dir), "name": run_dir.name, **wandb})
         if self.path.exists():
             raise FileExistsError(f"{self.path} belongs to an earlier run; resume that run or choose another folder")
         self._file = LogFile(self.path, "ab")
         self._events = open_events(run_dir)
+        if config is not None:
+            self._events.describe(run_dir.name, config)
         self._flushed = time.monotonic()
 
-    def write(self, metrics: Mapping[str, float]) -> None:
-        """Write one record, which must have `global_step`."""
+    def write(self, metrics: Mapping[str, float], *, kind: Kind = "train", wall_seconds: float | None = None) -> None:
+        """Write one record, which must have `global_step`: of training or of an evaluation. `wall_seconds`: how long
+        the run has taken so far, with the runs that it was resumed from."""
         step = int(metrics["global_step"])
         clean = {name: _plain(value) for name, value in metrics.items()}
-        self._file.write(json.dumps(clean, allow_nan=False).encode() + b"\n")
+        head: dict[str, Any] = {"kind": kind, "time": round(time.time(), 3)}
+        if wall_seconds is not None:
+            head["wall_seconds"] = round(wall_seconds, 3)
+        self._file.write(json.dumps(head | clean, allow_nan=False).encode() + b"\n")
         tagged = {
             tensorboard_tag(name, self._schedule_names, self._hyperparameter_names): value
             for name, value in clean.items()
@@ -221,65 +204,6 @@ class MetricsLog:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def open_events(directory: Path) -> EventFile | TorchEventFile:
-    try:
-        return EventFile(directory)
-    except ImportError:
-        return TorchEventFile(directory)
-
-
-class TorchEventFile:
-    """A TensorBoard event file by torch's public writer, which needs a thread and a slow import."""
-
-    def __init__(self, directory: Path) -> None:
-        from torch.utils.tensorboard import SummaryWriter
-
-        self._writer = SummaryWriter(str(directory))  # type: ignore[no-untyped-call]
-
-    def write(self, step: int, values: Mapping[str, float]) -> None:
-        for tag, value in values.items():
-            self._writer.add_scalar(tag, value, step)  # type: ignore[no-untyped-call]
-
-    def flush(self) -> None:
-        self._writer.flush()  # type: ignore[no-untyped-call]
-
-    def close(self) -> None:
-        self._writer.close()  # type: ignore[no-untyped-call]
-
-
-class EventFile:
-    """A TensorBoard event file by TensorBoard's own RecordWriter; ImportError if this TensorBoard does not have it.
-
-    EventFileWriter would need a thread and, if TensorFlow is installed, seconds of import.
-    """
-
-    def __init__(self, directory: Path) -> None:
-        from tensorboard.compat.proto.event_pb2 import Event
-        from tensorboard.compat.proto.summary_pb2 import Summary
-        from tensorboard.summary.writer.record_writer import RecordWriter
-
-        self._event, self._summary = Event, Summary
-        directory.mkdir(parents=True, exist_ok=True)
-        name = f"events.out.tfevents.{time.time():.6f}.{platform.node() or 'localhost'}.{os.getpid()}"
-        self._file = LogFile(directory / name, "xb")
-        self._records = RecordWriter(self._file)
-        self._add(Event(wall_time=time.time(), file_version="brain.Event:2"))
-        self.flush()
-
-    def write(self, step: int, values: Mapping[str, float]) -> None:
-        entries = [self._summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]
-        self._add(self._event(wall_time=time.time(), step=step, summary=self._summary(value=entries)))
-
-    def _add(self, event: Any) -> None:
-        self._records.write(event.SerializeToString())
-
-    def flush(self) -> None:
-        self._file.flush()
-
-    def close(self) -> None:
-        self._file.close()
 
 
 def _plain(value: Any) -> float | int | str | None:

@@ -58,6 +58,7 @@ class TrainingRun:
         self.recipe, self.resume = recipe, resume
         self.controls = Controls.of(config, recipe.hyperparameters)
         self.step, self.recorded, self.logged = 0, 0, -1  # env steps: now, at the last record, at the last log line
+        self.earlier_seconds = 0.0  # that the runs took which this one was resumed from
         self.metrics: Metrics = {}
         self.means = RunningMeans()
         self.stop_reason: str | None = None
@@ -88,6 +89,11 @@ class TrainingRun:
     @property
     def running(self) -> bool:
         return self.step < self.config.total_timesteps and self.stop_reason is None
+
+    @property
+    def wall_seconds(self) -> float:
+        """How long the run has taken, with the runs that it was resumed from; the time between them does not count."""
+        return self.earlier_seconds + (time.perf_counter() - self.started if self.entered else 0.0)
 
     @property
     def evaluations(self) -> int:
@@ -203,6 +209,8 @@ def begin(run: TrainingRun) -> None:
     run.progress.start(run.config.total_timesteps, title, run.step)
     for line in [*resume_notes(run), *(f"warning: {line}" for line in schedule_warnings(run.controls))]:
         run.progress.message(line)
+    if run.config.tune:
+        run.progress.message("the key tune is for rl-training tune: this run uses the values outside it")
     run.entered = True
     if run.evaluation.due:
         run.evaluate()

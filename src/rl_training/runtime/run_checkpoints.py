@@ -128,6 +128,7 @@ class RunState:
         run, evaluation = self.run, self.run.evaluation
         return {
             "step": run.step,
+            "wall_seconds": run.wall_seconds,
             "evaluations": evaluation.count,
             "evaluated": evaluation.step,
             "evaluation_due": evaluation.due,
@@ -138,7 +139,14 @@ class RunState:
         }
 
     def state_pattern(self) -> State:
-        numbers = {"step": int, "evaluations": int, "evaluated": -1, "evaluation_due": bool, "best_eval": float}
+        numbers = {
+            "step": int,
+            "wall_seconds": float,
+            "evaluations": int,
+            "evaluated": -1,
+            "evaluation_due": bool,
+            "best_eval": float,
+        }
         means = {"sums": {str: float}, "counts": {str: int}}
         generators = global_state() | {"python": [int, [int], float | None]}
         return {**numbers, "metrics": {str: float}, "means": means, "generators": generators}
@@ -151,6 +159,7 @@ class RunState:
             raise InputError(f"run.evaluated is {state['evaluated']:,}, which is no step before {step:,}")
         evaluation.count, evaluation.step = state["evaluations"], state["evaluated"]
         evaluation.due, evaluation.best = state["evaluation_due"], state["best_eval"]
+        run.earlier_seconds = state["wall_seconds"]
         run.metrics = dict(state["metrics"])
         run.means.load_state_dict(state["means"])
         set_global_state(state["generators"])

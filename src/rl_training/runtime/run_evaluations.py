@@ -34,7 +34,8 @@ class RunEvaluations:
         self.count, self.step = self.count + 1, run.step
         metrics = current(run)
         run.metrics |= result | metrics
-        run.log.write(metrics | result)
+        steps = {name: metrics[name] for name in ("global_step", "gradient_steps")}
+        run.log.write(steps | result, kind="eval", wall_seconds=run.wall_seconds)
         run.progress.update(run.step, run.metrics, line=False)
         run.progress.message(f"evaluation at step {run.step:,}: {describe_evaluation(result)}")
         if result["eval_return_mean"] > self.best_here:

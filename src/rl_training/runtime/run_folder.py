@@ -32,14 +32,14 @@ def open_folder(run: TrainingRun, suffix: str | None) -> tuple[Path, MetricsLog]
     """Make the folder of a run and open its log. An error leaves no folder behind."""
     config, controls = run.config, run.controls
     wandb, text = wandb_options(config), config_text(config, controls)
+    names = {"schedule_names": controls.varying, "hyperparameter_names": controls.schedules}
     if wandb is not None:
         import_wandb()
     path = make_run_dir(config, suffix, run.resume)
     try:
         write_text_atomic(path / "config.yaml", text)
         write_metadata(path, command=sys.argv, seed=config.seed, extra=run_facts(run))
-        names = {"schedule_names": controls.varying, "hyperparameter_names": controls.schedules}
-        return path, MetricsLog(path, wandb=wandb, **names)
+        return path, MetricsLog(path, wandb=wandb, config=config_to_dict(config, controls), **names)
     except BaseException as error:
         shutil.rmtree(path, ignore_errors=True)
         if isinstance(error, OSError):
@@ -119,6 +119,7 @@ def run_facts(run: TrainingRun) -> dict[str, Any]:
     """The entries of `metadata.json` about this run: its devices, and the run it was resumed from."""
     return {
         "device": str(run.device),
+        "gpu": torch.cuda.get_device_name(run.device) if run.device.type == "cuda" else None,
         "num_threads": torch.get_num_threads(),
         **run.source.facts(),
         "schedule_horizon": run.config.horizon,

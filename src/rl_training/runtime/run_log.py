@@ -22,7 +22,7 @@ def write_log(run: TrainingRun) -> None:
     check_metrics(run, means)
     record = means | current(run)
     run.metrics |= record
-    run.log.write(record)
+    run.log.write(record, wall_seconds=run.wall_seconds)
     run.progress.update(run.step, run.metrics)
     while run.source.notes:
         run.progress.message(run.source.notes.pop(0))
