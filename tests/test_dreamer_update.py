@@ -291,14 +291,12 @@ def test_losses_of_behaviour_by_the_definition(spaces: Spaces) -> None:
     noise = learner.noise(batch)
     with torch.no_grad():
         losses, metrics, latent = learner.losses(batch, noise)
-        dream = imagine(model, Latent(latent.deter.flatten(0, 1), latent.stoch.flatten(0, 1)), noise)
+        dream = imagine(learner.path, Latent(latent.deter.flatten(0, 1), latent.stoch.flatten(0, 1)), noise)
         H, M = noise.prior.shape[:2]
-        value = [[number(model.value(state(dream.latent, h, m))) for m in range(M)] for h in range(H + 1)]
-        slow = [[number(model.slow_value(state(dream.latent, h, m))) for m in range(M)] for h in range(H + 1)]
-        reward = [[number(model.reward(state(dream.latent, h, m))) for m in range(M)] for h in range(H + 1)]
-        goes_on = [
-            [model.continuation(state(dream.latent, h, m)).sigmoid().item() for m in range(M)] for h in range(H + 1)
-        ]
+        value = [[number(model.value(dream.features[h, m])) for m in range(M)] for h in range(H + 1)]
+        slow = [[number(model.slow_value(dream.features[h, m])) for m in range(M)] for h in range(H + 1)]
+        reward = [[number(model.reward(dream.features[h, m])) for m in range(M)] for h in range(H + 1)]
+        goes_on = [[model.continuation(dream.features[h, m]).sigmoid().item() for m in range(M)] for h in range(H + 1)]
 
         def returns(h: int, m: int) -> float:
             if h == H:
@@ -312,7 +310,7 @@ def test_losses_of_behaviour_by_the_definition(spaces: Spaces) -> None:
         assert metrics["return_scale"].item() == pytest.approx(scale, rel=1e-4)
         for h in range(H):
             for m in range(M):
-                at = state(dream.latent, h, m)
+                at = dream.features[h, m]
                 weight = math.prod(goes_on[k][m] for k in range(h + 1))
                 policy = model.policy(at)
                 gain = policy.log_prob(dream.action[h, m]).item() * (imagined[h][m] - value[h][m]) / scale
@@ -364,8 +362,8 @@ def test_an_episode_begins_with_nothing_of_what_was_before() -> None:
     noise = torch.rand(5, 3, 32)
     other = dict(batch, deter=-batch["deter"], stoch=batch["stoch"].flip(-1), action=batch["action"].clone())
     other["action"][:3] = other["action"][:3].roll(1, -1)
-    one, _ = observe(learner.model, batch, noise)
-    two, _ = observe(learner.model, other, noise)
+    one, _ = observe(learner.path, batch, noise)
+    two, _ = observe(learner.path, other, noise)
     assert not torch.equal(one.deter[1], two.deter[1])
     torch.testing.assert_close(one.deter[2:], two.deter[2:], rtol=0, atol=0)
 
@@ -391,7 +389,7 @@ def test_the_actor_sees_what_the_learner_sees() -> None:
         np.testing.assert_array_equal(decision.extras["stoch"], np.asarray(memory["stoch"]).argmax(-1))
     batch["action"] = torch.stack([torch.zeros(3, 5), *actions[:-1]])
     with torch.no_grad():
-        latent, _ = observe(learner.model, batch, torch.from_numpy(np.stack(numbers)))
+        latent, _ = observe(learner.path, batch, torch.from_numpy(np.stack(numbers)))
     np.testing.assert_allclose(np.stack(seen), latent.deter.numpy(), atol=1e-5)
 
 
