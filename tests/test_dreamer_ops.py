@@ -13,7 +13,7 @@ from rl_training.algorithms.laprop import LaProp
 from rl_training.algorithms.optim import backward
 from rl_training.data.state_check import StateMismatch
 from rl_training.models.parameters import FlatParameters
-from rl_training.ops.imagined_returns import PercentileScale, imagination_weights, lambda_returns
+from rl_training.ops.imagined_returns import PercentileScale, lambda_returns
 from rl_training.ops.two_hot import symexp, symexp_bins, symlog, two_hot, two_hot_loss, two_hot_mean
 
 BINS = symexp_bins()
@@ -139,11 +139,6 @@ def test_a_terminated_step_has_no_future_and_a_truncated_one_its_bootstrap():
     terminated, last = torch.tensor([0.0, 1, 0, 0]), torch.tensor([False, True, True, False])
     returns = lambda_returns(reward, 0.5 * (1 - terminated), value, 0.8, last)
     assert returns.tolist() == [1, 2 + 0.5 * 20, 4 + 0.5 * 40]
-
-
-def test_weights_are_products_of_continuations_with_the_first_state():
-    weights = imagination_weights(torch.tensor([[0.9, 0.45], [0.5, 0.9], [0.9, 0.9]]), 0.9)
-    torch.testing.assert_close(weights, torch.tensor([[1.0, 0.5], [0.5, 0.45], [0.45, 0.405]]))
 
 
 def test_percentile_scale_is_a_moving_average_without_correction():

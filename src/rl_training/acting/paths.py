@@ -11,6 +11,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from rl_training.acting.dreamer_path import CompiledPath, DreamerPath, Precision
 from rl_training.acting.forward import Forward, NumpyForward, TorchForward, is_numpy_mlp
 from rl_training.acting.fused import is_fusable
 from rl_training.acting.graphed import GraphedGradient
@@ -18,6 +19,7 @@ from rl_training.acting.inference import GraphInference, TorchInference
 from rl_training.acting.numpy_transformer import NumpyInference
 from rl_training.acting.q_gradient import QGradient
 from rl_training.acting.recurrent_forward import NumpyRecurrentForward, RecurrentForward, TorchRecurrentForward
+from rl_training.models.dreamer import DreamerModel
 from rl_training.models.muzero import PlanningModel
 from rl_training.models.networks import Flatten
 from rl_training.models.q_network import QNetwork
@@ -86,6 +88,14 @@ def make_q_gradient(model: QNetwork, target_model: QNetwork, *, batch_size: int)
         return None
     hidden = [layer.out_features for layer in list(model.head.children())[:-1] if isinstance(layer, nn.Linear)]
     return QGradient(model, target_model) if batch_size * max(hidden, default=1) ** 2 <= SMALL_LAYER else None
+
+
+def make_dreamer_path(model: DreamerModel, precision: Precision) -> DreamerPath:
+    """How DreamerV3 trains. Make a new one after moving the model."""
+    device = next(model.parameters()).device.type
+    half = precision == "bfloat16" or (precision == "auto" and device == "cuda")
+    path = CompiledPath if device == "cpu" and not _plain else DreamerPath
+    return path(model, torch.bfloat16 if half else torch.float32)
 
 
 def make_gradient(

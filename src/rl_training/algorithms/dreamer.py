@@ -15,14 +15,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rl_training.acting.dreamer import DreamerActor
+from rl_training.acting.paths import make_dreamer_path
 from rl_training.algorithms.base import scalar, setting
 from rl_training.algorithms.dreamer_losses import (
     Losses,
     Noise,
     behaviour_losses,
+    critic_values,
     draw_noise,
     imagine,
-    imagined_returns,
     observe,
     replay_value_loss,
     world_model_losses,
@@ -35,7 +36,7 @@ from rl_training.data.replay import Replay
 from rl_training.data.windows import NewWindows, draw_new_first
 from rl_training.errors import InputError
 from rl_training.models.rssm import Latent
-from rl_training.ops.imagined_returns import PercentileScale
+from rl_training.ops.imagined_returns import PercentileScale, lambda_returns
 from rl_training.types import Array, Batch, State
 
 LATENT = ("deter", "stoch")  # columns of the replay
@@ -56,6 +57,9 @@ class DreamerHyperparameters:
     batch_size: int = setting(16, "batch size: sequences per gradient step", low=1)
     batch_length: int = setting(64, "steps of a sequence; a step before it gives the latent it begins with", low=2)
     learning_starts: int = setting(1_024, "env steps collected, with the policy, before learning starts", low=0)
+    precision: Literal["auto", "float32", "bfloat16"] = setting(
+        "auto", "type of matrix products in training; auto: bfloat16 on a GPU, float32 on a CPU"
+    )
     deterministic_eval: bool = setting(True, "evaluate with the most likely action; False: sample from the policy")
     train_ratio: float = scalar(512.0, "replayed steps per env step, counted over all environments")
     learning_rate: float = scalar(4e-5, "learning rate of the optimizer")
@@ -95,6 +99,7 @@ class Dreamer(ReplayLearner[Replay]):
     def __init__(self, actor: DreamerActor, hp: DreamerHyperparameters, *, rng: np.random.Generator) -> None:
         super().__init__(actor, hp, rng=rng)
         self.model = actor.model
+        self.path = make_dreamer_path(self.model, hp.precision)
         self.optimizers = {"model": LaProp(actor.parameters)}
         self.return_scale = PercentileScale(device=self.device)
         self.credit = 0  # replayed steps that are due, in millionths
@@ -122,7 +127,7 @@ class Dreamer(ReplayLearner[Replay]):
         hp = self.hp
         new = self.new_steps(added)
         self.env_steps_used = added
-        self.credit += round(new * hp.train_ratio * MICRO)
+        self.credit += new * round(hp.train_ratio * MICRO)
         due, self.credit = divmod(self.credit, hp.batch_size * hp.batch_length * MICRO)
         return due
 
@@ -159,10 +164,12 @@ class Dreamer(ReplayLearner[Replay]):
 
     def gradient(self, batch: Batch, noise: Noise) -> tuple[dict[str, Tensor], Latent]:
         """Write the gradient of the loss. Returns (metrics, the latents of the batch)."""
-        losses, metrics, latent = self.losses(batch, noise)
-        means = {name: value.mean() for name, value in losses.items()}
-        loss = torch.stack([coefficient * means[name] for name, coefficient in self.coefficients().items()]).sum()
-        backward(self.optimizers["model"], loss)
+        with self.path.settings():
+            with self.path.products():
+                losses, metrics, latent = self.losses(batch, noise)
+            means = {name: value.mean() for name, value in losses.items()}
+            loss = torch.stack([coefficient * means[name] for name, coefficient in self.coefficients().items()]).sum()
+            backward(self.optimizers["model"], loss)
         norm = torch.linalg.vector_norm(self.optimizers["model"].gradient)
         report = (
             {"loss": loss} | {f"{name}_loss": value for name, value in means.items()} | metrics | {"grad_norm": norm}
@@ -176,16 +183,17 @@ class Dreamer(ReplayLearner[Replay]):
     def losses(self, batch: Batch, noise: Noise) -> tuple[Losses, dict[str, Tensor], Latent]:
         """(losses by name, metrics, latents [T, B, ...]). Also takes the returns into their running percentiles."""
         hp, model = self.hp, self.model
-        latent, posterior = observe(model, batch, noise.posterior)
+        latent, posterior = observe(self.path, batch, noise.posterior)
         world = world_model_losses(model, batch, latent, posterior, free_nats=hp.free_nats, gamma=hp.gamma)
 
-        dream = imagine(model, Latent(*(x.flatten(0, 1) for x in latent.detached())), noise)
-        value = model.value(dream.latent)
-        returns = imagined_returns(model, dream, value, lam=hp.gae_lambda)
+        dream = imagine(self.path, Latent(*(x.flatten(0, 1) for x in latent.detached())), noise)
+        logits = model.value(dream.features[:-1])
+        value = critic_values(model, dream, logits)
+        returns = lambda_returns(dream.reward, dream.discount, value, hp.gae_lambda)
         self.return_scale.rate, self.return_scale.limit = hp.return_rate, hp.return_limit
         scale = self.return_scale.update(returns)
         coefficients = {"ent_coef": hp.ent_coef, "slow_coef": hp.slow_value_coef}
-        behaviour, metrics = behaviour_losses(model, dream, value, returns, scale, **coefficients)
+        behaviour, metrics = behaviour_losses(model, dream, logits, value[:-1], returns, scale, **coefficients)
 
         bootstrap = returns[0].view_as(batch["reward"])
         discounting = {"gamma": hp.gamma, "lam": hp.gae_lambda, "slow_coef": hp.slow_value_coef}

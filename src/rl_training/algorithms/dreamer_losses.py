@@ -20,10 +20,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from rl_training.acting.dreamer_path import DreamerPath
 from rl_training.models.dreamer import DreamerModel
 from rl_training.models.rssm import Latent
 from rl_training.ops.imagined_returns import lambda_returns
-from rl_training.ops.two_hot import two_hot_loss
 from rl_training.types import Batch
 
 Losses = dict[str, Tensor]
@@ -40,17 +40,17 @@ class Noise(NamedTuple):
 class Dream(NamedTuple):
     """Imagined trajectories of H steps from M states. Nothing in it has a gradient."""
 
-    latent: Latent  # [H + 1, M, ...]
+    features: Tensor  # [H + 1, M, F] of the states
     action: Tensor  # [H, M, ...] those taken in all but the last state
     reward: Tensor  # [H + 1, M] predicted, on arriving in the state
     discount: Tensor  # [H + 1, M] predicted: the probability that the episode goes on, times gamma
 
 
-def observe(model: DreamerModel, batch: Batch, noise: Tensor) -> tuple[Latent, Tensor]:
+def observe(path: DreamerPath, batch: Batch, noise: Tensor) -> tuple[Latent, Tensor]:
     """(latents [T, B, ...], logits of their posteriors) of a batch."""
     carry = Latent(batch["deter"], batch["stoch"])
-    tokens = model.encoder(batch["obs"])
-    return model.dynamics.observe(tokens, batch["action"], batch["first"], carry, noise)
+    tokens = path.model.encoder(batch["obs"])
+    return path.observe(tokens, batch["action"], batch["first"], carry, noise)
 
 
 def world_model_losses(
@@ -67,33 +67,30 @@ def world_model_losses(
         "dynamics": dynamics,
         "representation": representation,
         "reconstruction": torch.stack(list(reconstruction.values())).sum(0),
-        "reward": two_hot_loss(model.reward(latent), batch["reward"], model.bins),
+        "reward": model.loss(model.reward(latent), batch["reward"]),
         "continuation": continuation,
     }
 
 
 @torch.no_grad()
-def imagine(model: DreamerModel, start: Latent, noise: Noise) -> Dream:
+def imagine(path: DreamerPath, start: Latent, noise: Noise) -> Dream:
     """Follow the policy in the model, from latents [M, ...], for as many steps as there is noise."""
-    latent, latents, actions = start, [start], []
-    for prior_noise, action_noise in zip(noise.prior, noise.action, strict=True):
-        action = model.policy(latent).sample(action_noise)
-        latent = model.dynamics.imagine(latent, model.policy.vector(action), prior_noise)
-        latents.append(latent)
-        actions.append(action)
-    states = Latent(*map(torch.stack, zip(*latents, strict=True)))
-    reward, discount = model.mean(model.reward(states)), model.continuation(states).sigmoid()
-    return Dream(states, torch.stack(actions), reward, discount)
+    features, actions = path.imagine(start, noise.prior, noise.action)
+    model = path.model
+    reward, discount = model.mean(model.reward(features)), model.continuation(features).sigmoid()
+    return Dream(features, actions, reward, discount)
 
 
-def imagined_returns(model: DreamerModel, dream: Dream, value: Tensor, *, lam: float) -> Tensor:
-    """[H, M] The lambda-returns of all but the last states. value [H + 1, M, BINS]: logits of the online critic."""
-    return lambda_returns(dream.reward, dream.discount, model.mean(value.detach()), lam)
+@torch.no_grad()
+def critic_values(model: DreamerModel, dream: Dream, logits: Tensor) -> Tensor:
+    """[H + 1, M] The online critic's values. logits [H, M, BINS]: its outputs for all but the last states."""
+    return torch.cat([model.mean(logits), model.mean(model.value(dream.features[-1:]))])
 
 
 def behaviour_losses(
     model: DreamerModel,
     dream: Dream,
+    logits: Tensor,
     value: Tensor,
     returns: Tensor,
     scale: Tensor,
@@ -103,24 +100,24 @@ def behaviour_losses(
 ) -> tuple[Losses, dict[str, Tensor]]:
     """(the losses of policy and value, [H, M]; metrics). REINFORCE, for actions of any kind.
 
-    value [H + 1, M, BINS]: logits of the critic; returns [H, M]; scale []: what advantages are divided by.
+    logits [H, M, BINS]: the critic's; value [H, M]: their means; returns [H, M]; scale []: divides the advantages.
     """
-    policy = model.policy(Latent(*(x[:-1] for x in dream.latent)))
+    policy = model.policy(dream.features[:-1])
     # How much a state counts: the probability that it is reached. That of the first is not 1 if its episode is over.
     weight = dream.discount.cumprod(0)[:-1]
-    advantage = (returns - model.mean(value.detach())[:-1]) / scale
+    advantage = (returns - value) / scale
     entropy = policy.entropy()
     policy_loss = -weight * (policy.log_prob(dream.action) * advantage + ent_coef * entropy)
-    value_loss = weight * critic_loss(model, value[:-1], dream.latent.features()[:-1], returns, slow_coef=slow_coef)
+    value_loss = weight * critic_loss(model, logits, dream.features[:-1], returns, slow_coef=slow_coef)
     metrics = {"entropy": entropy.mean(), "return": returns.mean(), "advantage": advantage.mean()}
     return {"policy": policy_loss, "value": value_loss}, metrics
 
 
-def critic_loss(model: DreamerModel, value: Tensor, features: Tensor, target: Tensor, *, slow_coef: float) -> Tensor:
+def critic_loss(model: DreamerModel, logits: Tensor, features: Tensor, target: Tensor, *, slow_coef: float) -> Tensor:
     """[...] Cross-entropy of logits [..., BINS] with targets [...], and with the values of the slow critic."""
     with torch.no_grad():
         slow = model.mean(model.slow_value(features))
-    return two_hot_loss(value, target, model.bins) + slow_coef * two_hot_loss(value, slow, model.bins)
+    return model.loss(logits, target, slow, slow_coef)
 
 
 def replay_value_loss(

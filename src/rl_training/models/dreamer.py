@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple, cast
+from collections.abc import Callable
+from typing import NamedTuple, TypeAlias, cast
 
 import gymnasium as gym
 import torch
@@ -11,13 +12,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rl_training.errors import InputError
-from rl_training.models.dreamer_layers import NormedMLP, linear
+from rl_training.models.dreamer_layers import NormedMLP, NormedSiLU, linear
 from rl_training.models.dreamer_observations import DreamerDecoder, DreamerEncoder
 from rl_training.models.rssm import GROUPS, RSSM, Latent
 from rl_training.ops.distributions import BoundedGaussian, Categorical, MultiCategorical
-from rl_training.ops.two_hot import symexp_bins, two_hot_mean
+from rl_training.ops.two_hot import symexp_bins, two_hot_loss, two_hot_mean
 from rl_training.types import Spaces, TensorTree
 
+Function: TypeAlias = Callable[..., Tensor]
 BINS = 255
 LAYERS = 3  # hidden layers of encoder, decoder, policy and value; reward and continuation have one
 POLICY_SCALE = 0.01  # of the initial weights of the policy's outputs
@@ -48,6 +50,8 @@ class DreamerModel(nn.Module):
     """Observations and actions are [..., ...] with any leading axes."""
 
     bins: Tensor
+    number_mean: Function = staticmethod(two_hot_mean)
+    number_loss: Function = staticmethod(two_hot_loss)
 
     def __init__(self, spaces: Spaces, size: Size | str = "12m") -> None:
         super().__init__()
@@ -70,7 +74,18 @@ class DreamerModel(nn.Module):
 
     def mean(self, logits: Tensor) -> Tensor:
         """Rewards or values [...] from logits [..., BINS]."""
-        return two_hot_mean(logits, self.bins)
+        return self.number_mean(logits, self.bins)
+
+    def loss(self, logits: Tensor, values: Tensor, others: Tensor | None = None, coefficient: float = 0.0) -> Tensor:
+        """The loss [...] of logits [..., BINS] for rewards or values [...], and `coefficient` times that for others."""
+        return self.number_loss(logits, values, self.bins, others, coefficient)
+
+    def use_functions(self, normed: Function, mean: Function, loss: Function) -> None:
+        """Compute with other functions of the same results as `normed_silu`, `two_hot_mean` and `two_hot_loss`."""
+        self.number_mean, self.number_loss = mean, loss
+        for layer in self.modules():
+            if isinstance(layer, NormedSiLU):
+                layer.function = normed
 
     def observe_one(
         self, obs: TensorTree, latent: Latent, action: Tensor, first: Tensor, noise: Tensor | None = None
@@ -100,7 +115,7 @@ class NumberHead(Head):
         self.output = linear(size.units, outputs, scale)
 
     def forward(self, latent: Latent | Tensor) -> Tensor:
-        return cast(Tensor, self.output(self.hidden(latent)).float())
+        return cast(Tensor, self.output(self.hidden(latent)))
 
 
 def number_head(size: Size, *, layers: int) -> NumberHead:
@@ -115,7 +130,7 @@ class ContinuationHead(NumberHead):
         super().__init__(size, 1, 1, 1.0)
 
     def forward(self, latent: Latent | Tensor) -> Tensor:
-        return super().forward(latent).squeeze(-1)
+        return super().forward(latent).squeeze(-1).float()
 
 
 Policy = Categorical | MultiCategorical | BoundedGaussian
@@ -147,9 +162,12 @@ class PolicyHead(Head):
 
     def forward(self, latent: Latent | Tensor) -> Policy:
         hidden = self.hidden(latent)
-        output = self.output(hidden).float()
-        if self.spread is not None:
-            return BoundedGaussian(output, self.spread(hidden).float())
+        spread = None if self.spread is None else self.spread(hidden).float()
+        return self.of_outputs(self.output(hidden).float(), spread)
+
+    def of_outputs(self, output: Tensor, spread: Tensor | None) -> Policy:
+        if spread is not None:
+            return BoundedGaussian(output, spread)
         return Categorical(output) if self.single else MultiCategorical(output, self.counts)
 
     def draw_noise(self, *shape: int, like: Tensor, generator: torch.Generator | None = None) -> Tensor:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-NORM_EPS = 1e-4
+from rl_training.ops.dreamer_steps import NORM_EPS
+
 STD_OF_TRUNCATED = 0.8796256610342398  # the standard deviation of a normal distribution cut off at +-2
 
 
@@ -62,11 +64,21 @@ class BlockLinear(nn.Module):
         return product.reshape(*lead, -1) + self.bias
 
 
-class NormedSiLU(nn.Module):
-    """SiLU of numbers [..., size] that are divided by their root mean square and multiplied by a learned gain.
+def normed_silu(x: Tensor, gain: Tensor, dim: int = -1) -> Tensor:
+    """SiLU of numbers [..., n] that are divided by their root mean square and multiplied by gain [n].
 
     The norm is computed in float32. dim: the axis of the numbers.
     """
+    wide = x.float()
+    gain = gain.view(-1, *[1] * (-1 - dim))
+    normed = wide * (wide.square().mean(dim, keepdim=True) + NORM_EPS).rsqrt() * gain
+    return F.silu(normed.to(x.dtype))
+
+
+class NormedSiLU(nn.Module):
+    """`normed_silu` with a learned gain."""
+
+    function: Callable[[Tensor, Tensor], Tensor] = staticmethod(normed_silu)  # or a faster one for the last axis
 
     def __init__(self, size: int, dim: int = -1) -> None:
         super().__init__()
@@ -74,10 +86,7 @@ class NormedSiLU(nn.Module):
         self.gain = nn.Parameter(torch.ones(size))
 
     def forward(self, x: Tensor) -> Tensor:
-        wide = x.float()
-        gain = self.gain.view(-1, *[1] * (-1 - self.dim))
-        normed = wide * (wide.square().mean(self.dim, keepdim=True) + NORM_EPS).rsqrt() * gain
-        return F.silu(normed.to(x.dtype))
+        return self.function(x, self.gain) if self.dim == -1 else normed_silu(x, self.gain, self.dim)
 
 
 class NormedMLP(nn.Sequential):

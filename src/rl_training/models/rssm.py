@@ -9,10 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rl_training.models.dreamer_layers import BlockLinear, NormedMLP, NormedSiLU, linear, split_last
+from rl_training.ops.dreamer_steps import UNIMIX
 
 BLOCKS = 8
 GROUPS = 32
-UNIMIX = 0.01  # share of the uniform distribution in every categorical latent
 PRIOR_LAYERS, POSTERIOR_LAYERS = 2, 1
 
 

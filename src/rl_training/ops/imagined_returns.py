@@ -26,15 +26,6 @@ def lambda_returns(
     return backward_sum(x, decay)
 
 
-def imagination_weights(continuation: Tensor, gamma: float) -> Tensor:
-    """How much each of T + 1 imagined states counts: the probability that it is reached, discounted, [T + 1, ...].
-
-    continuation [T + 1, ...]: predictions in which `gamma` is a factor. The first state has it too and is not yet
-    discounted, hence the division; where its episode is over, all of its imagination counts for nothing.
-    """
-    return continuation.cumprod(0) / gamma
-
-
 class PercentileScale:
     """The range of returns between their 5th and 95th percentile, as a moving average, at least `limit`.
 
