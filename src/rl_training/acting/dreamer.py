@@ -16,7 +16,7 @@ from rl_training.data.fields import step_fields
 from rl_training.data.history import num_rows
 from rl_training.errors import InputError
 from rl_training.models.dreamer import SIZES, DreamerModel, Size
-from rl_training.models.rssm import GROUPS, Latent
+from rl_training.models.rssm import BLOCKS, GROUPS, Latent
 from rl_training.types import Array, Decision, Field, Fields, Memory, Observation, Spaces
 
 DETER = np.dtype(np.float16)  # states lie in [-1, 1], where float16 is finer than the published code's bfloat16
@@ -25,7 +25,10 @@ DETER = np.dtype(np.float16)  # states lie in [-1, 1], where float16 is finer th
 def size_of(hp: Any) -> Size:
     """The preset `size`, with the widths that are given by themselves."""
     given = {name: getattr(hp, name) for name in Size._fields if getattr(hp, name) is not None}
-    return SIZES[hp.size]._replace(**given)
+    size = SIZES[hp.size]._replace(**given)
+    if size.deter % BLOCKS or size.depth % 2:
+        raise InputError(f"deter should be a multiple of {BLOCKS} and depth of 2, got {size.deter} and {size.depth}")
+    return size
 
 
 def dreamer_fields(spaces: Spaces, hp: Any) -> Fields:
