@@ -60,7 +60,8 @@ def gym_spaces(world: World) -> Spaces:
 
 
 def hyperparameters(sizes: Sizes = SMALL, **changes: Any) -> DreamerHyperparameters:
-    return DreamerHyperparameters(**{**vars(sizes), "batch_size": 3, "batch_length": 4, **changes})
+    given = {"batch_size": 3, "batch_length": 4, "precision": "float32"}
+    return DreamerHyperparameters(**{**vars(sizes), **given, **changes})
 
 
 # Weights of the package by the names of the reference.
@@ -215,11 +216,12 @@ def package_batch(learner: Any, batch: Batch) -> dict[str, Any]:
 
 
 @torch.no_grad()
-def draws_of(model: DreamerModel, batch: dict[str, Any], noise: Any) -> Draws:
+def draws_of(path: Any, batch: dict[str, Any], noise: Any) -> Draws:
     """What the package draws with this noise. The reference lists roots row by row, the package step by step."""
-    latent, _ = observe(model, batch, noise.posterior)
+    latent, _ = observe(path, batch, noise.posterior)
     steps, rows = batch["reward"].shape
-    dream = imagine(model, Latent(*(x.flatten(0, 1) for x in latent)), noise)
+    dream = imagine(path, Latent(*(x.flatten(0, 1) for x in latent)), noise)
+    stoch = dream.features[1:, :, latent.deter.shape[-1] :]
 
     def by_root(x: torch.Tensor) -> Any:
         """[H, T * B, ...] -> [B * T, H, ...]"""
@@ -228,7 +230,7 @@ def draws_of(model: DreamerModel, batch: dict[str, Any], noise: Any) -> Draws:
 
     return Draws(
         latent.stoch.argmax(-1).transpose(0, 1).numpy(),
-        by_root(dream.latent.stoch.argmax(-1)[1:]),
+        by_root(stoch.unflatten(-1, latent.stoch.shape[-2:]).argmax(-1)),
         by_root(dream.action),
     )
 
@@ -256,7 +258,7 @@ class Case:
         self.batch = random_batch(world, sizes, 3, 4, 2)
         self.inputs = package_batch(self.learner, self.batch)
         self.noise = self.learner.noise(self.inputs)
-        draws = draws_of(self.learner.model, self.inputs, self.noise)
+        draws = draws_of(self.learner.path, self.inputs, self.noise)
         self.weights = weights_of(self.learner.model, world, sizes)
         self.expected = reference.losses(
             self.weights, world, sizes, self.batch, draws, ReturnScale(-3.0, 5.0), constants

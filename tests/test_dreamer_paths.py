@@ -24,7 +24,15 @@ ACTIONS = {
     "multidiscrete": gym.spaces.MultiDiscrete([2, 3]),
     "box": gym.spaces.Box(-1, 1, (2,), np.float32),
 }
-SMALL = {"deter": 32, "hidden": 12, "classes": 5, "units": 20, "depth": 2, "imagination_length": H}
+SMALL = {
+    "deter": 32,
+    "hidden": 12,
+    "classes": 5,
+    "units": 20,
+    "depth": 2,
+    "imagination_length": H,
+    "precision": "float32",
+}
 TYPES = [torch.float32, torch.bfloat16]
 
 

@@ -26,7 +26,7 @@ from rl_training.types import Spaces, Step
 
 DISCRETE = Spaces(gym.spaces.Box(-1, 1, (3,), np.float32), gym.spaces.Discrete(5))
 CONTINUOUS = Spaces(gym.spaces.Box(-1, 1, (3,), np.float32), gym.spaces.Box(-1, 1, (2,), np.float32))
-HP = {**TINY["dreamer"], "batch_size": 3, "batch_length": 5}
+HP = {"precision": "float32", **TINY["dreamer"], "batch_size": 3, "batch_length": 5}
 
 
 def make(spaces: Spaces = DISCRETE, **changes: Any) -> Dreamer:

@@ -93,9 +93,15 @@ def make_q_gradient(model: QNetwork, target_model: QNetwork, *, batch_size: int)
 def make_dreamer_path(model: DreamerModel, precision: Precision) -> DreamerPath:
     """How DreamerV3 trains. Make a new one after moving the model."""
     device = next(model.parameters()).device.type
-    half = precision == "bfloat16" or (precision == "auto" and device == "cuda")
+    half = precision == "bfloat16" or (precision == "auto" and (device == "cuda" or has_bfloat16()))
     path = CompiledPath if device == "cpu" and not _plain else DreamerPath
     return path(model, torch.bfloat16 if half else torch.float32)
+
+
+def has_bfloat16() -> bool:
+    """Whether the processor multiplies matrices of bfloat16, several times as fast as those of float32."""
+    checks = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")  # not public
+    return any(getattr(torch.cpu, name, lambda: False)() for name in checks)
 
 
 def make_gradient(
