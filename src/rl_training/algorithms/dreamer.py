@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rl_training.acting.dreamer import DETER, DreamerActor
+from rl_training.acting.dreamer import DreamerActor
 from rl_training.algorithms.base import scalar, setting
 from rl_training.algorithms.dreamer_losses import (
     Losses,
@@ -30,7 +30,7 @@ from rl_training.algorithms.dreamer_losses import (
 from rl_training.algorithms.laprop import LaProp
 from rl_training.algorithms.optim import backward, soft_update
 from rl_training.algorithms.replay_based import CAPACITY, ReplayLearner
-from rl_training.data.batch import to_tensors, tree_map
+from rl_training.data.batch import tree_map, upload
 from rl_training.data.replay import Replay
 from rl_training.data.windows import NewWindows, draw_new_first
 from rl_training.errors import InputError
@@ -38,6 +38,7 @@ from rl_training.models.rssm import Latent
 from rl_training.ops.imagined_returns import PercentileScale
 from rl_training.types import Array, Batch, State
 
+LATENT = ("deter", "stoch")  # columns of the replay
 MICRO = 10**6  # the train ratio is counted in millionths of a replayed step, so that no fraction is lost
 
 
@@ -89,6 +90,7 @@ class Dreamer(ReplayLearner[Replay]):
     Hyperparameters = DreamerHyperparameters
     hp: DreamerHyperparameters
     actor: DreamerActor
+    device_columns = LATENT
 
     def __init__(self, actor: DreamerActor, hp: DreamerHyperparameters, *, rng: np.random.Generator) -> None:
         super().__init__(actor, hp, rng=rng)
@@ -128,9 +130,10 @@ class Dreamer(ReplayLearner[Replay]):
         """One gradient step. The latents of its rows replace those in the replay."""
         assert self.new_windows is not None
         place = draw_new_first(replay, self.new_windows, self.hp.batch_size, self.rng)
-        batch = to_tensors(sequences(replay, place), self.device)
+        batch = upload(sequences(replay, place), self.device)
         batch["action"] = self.model.policy.vector(batch["action"])
         batch["stoch"] = F.one_hot(batch["stoch"].long(), self.model.size.classes).float()
+        batch["deter"] = batch["deter"].float()
         report, latent = self.update(batch, self.noise(batch))
         replay.put(place[:, 1:], **stored(latent))
         return report
@@ -205,23 +208,17 @@ class Dreamer(ReplayLearner[Replay]):
 def sequences(replay: Replay, place: Array) -> Batch:
     """The rows at places [B, T + 1] as a batch of sequences of T: see dreamer_losses.py.
 
-    Actions and categories are as stored. The row before a sequence gives what led to its first row.
+    Actions and latents are as stored. The row before a sequence gives what led to its first row.
     """
-    rows = replay.rows(place, without=("deter", "stoch", "truncated"))
+    rows = replay.rows(place, without=(*LATENT, "truncated"))
     before, now = slice(None, -1), slice(1, None)
     batch = {name: rows[name][:, before] for name in ("action", "reward", "terminated")}
     batch |= {"obs": tree_map(lambda x: x[:, now], rows["obs"]), "first": rows["first"][:, now]}
     batch["last"] = ~rows["step"][:, now]
     time_first: Batch = tree_map(lambda x: x.swapaxes(0, 1), batch)
-    context = place[:, 0]
-    return time_first | {
-        "deter": replay.columns["deter"][context].astype(np.float32),
-        "stoch": replay.columns["stoch"][context],
-    }
+    return time_first | {name: replay.entries(name, place[:, 0]) for name in LATENT}
 
 
-def stored(latent: Latent) -> dict[str, Array]:
+def stored(latent: Latent) -> dict[str, Tensor]:
     """Latents [T, B, ...] as the replay stores them, [B, T, ...]."""
-    deter = latent.deter.transpose(0, 1).cpu().numpy().astype(DETER)
-    stoch = latent.stoch.argmax(-1).transpose(0, 1).byte().cpu().numpy()
-    return {"deter": deter, "stoch": stoch}
+    return {"deter": latent.deter.half().transpose(0, 1), "stoch": latent.stoch.argmax(-1).byte().transpose(0, 1)}

@@ -48,6 +48,7 @@ class ReplayLearner(Learner, Generic[R]):
     """Takes `utd_ratio` gradient steps per env step, counted over all environments."""
 
     prioritized = False  # whether the replay samples by priority
+    device_columns: tuple[str, ...] = ()  # columns of the replay that should be on the learner's device
     PRIORITY_FLOOR = 1e-6  # so that each step can be sampled again
 
     def __init__(self, actor: Any, hp: Any, *, rng: np.random.Generator) -> None:
