@@ -281,7 +281,6 @@
     const boxes = data.panels.map(({ title }) => element("div", { className: "panel" }, element("h3", {}, title)));
     byId("panels").replaceChildren(...boxes);
     plots = data.panels.map((panel, i) => makePlot(panel, boxes[i]));
-    fit(); // the plots may have made the page so high that it got a scroll bar
     const untimed = data.groups.flatMap((group) => group.runs)
       .filter((run) => [...run.train.seconds, ...run.eval.seconds].every((seconds) => seconds === null)).length;
     byId("note").textContent = state.axis === "seconds" && untimed ? `${untimed} runs have no wall-clock times in their logs and are not drawn` : "";
