@@ -10,6 +10,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from rl_training.config import TrainConfig
     from rl_training.errors import ConfigError, InputError
+    from rl_training.runtime.bench import BenchResult, bench
     from rl_training.runtime.checkpoints import CheckpointError
     from rl_training.runtime.controls import (
         resolve_clip_coefficient,
@@ -18,10 +19,13 @@ if TYPE_CHECKING:
         resolve_temperature,
     )
     from rl_training.runtime.demos import record_demonstrations
+    from rl_training.runtime.exporting import export_policy
     from rl_training.runtime.loading import load_config
     from rl_training.runtime.metadata import latest_run
     from rl_training.runtime.outcome import TrainingFailed, TrainingInterrupted, TrainResult
     from rl_training.runtime.policy import Policy
+    from rl_training.runtime.recording import record_video
+    from rl_training.runtime.tune import TuneResult, tune
     from rl_training.runtime.workflows import (
         ALGORITHMS,
         evaluate_checkpoint,
@@ -32,6 +36,8 @@ if TYPE_CHECKING:
     )
 
 _HOMES = {
+    "BenchResult": "runtime.bench",
+    "bench": "runtime.bench",
     "ConfigError": "errors",
     "InputError": "errors",
     "TrainConfig": "config",
@@ -40,10 +46,12 @@ _HOMES = {
     "resolve_entropy_coefficient": "runtime.controls",
     "resolve_num_simulations": "runtime.controls",
     "resolve_temperature": "runtime.controls",
+    "export_policy": "runtime.exporting",
     "record_demonstrations": "runtime.demos",
     "load_config": "runtime.loading",
     "latest_run": "runtime.metadata",
     "Policy": "runtime.policy",
+    "record_video": "runtime.recording",
     "TrainResult": "runtime.outcome",
     "TrainingFailed": "runtime.outcome",
     "TrainingInterrupted": "runtime.outcome",
@@ -53,9 +61,12 @@ _HOMES = {
     "predict_checkpoint": "runtime.workflows",
     "resume_training": "runtime.workflows",
     "train": "runtime.workflows",
+    "TuneResult": "runtime.tune",
+    "tune": "runtime.tune",
 }
 __all__ = [
     "ALGORITHMS",
+    "BenchResult",
     "CheckpointError",
     "ConfigError",
     "InputError",
@@ -64,18 +75,23 @@ __all__ = [
     "TrainResult",
     "TrainingFailed",
     "TrainingInterrupted",
+    "TuneResult",
+    "bench",
     "evaluate_checkpoint",
+    "export_policy",
     "latest_run",
     "load_config",
     "load_policy",
     "predict_checkpoint",
     "record_demonstrations",
+    "record_video",
     "resolve_clip_coefficient",
     "resolve_entropy_coefficient",
     "resolve_num_simulations",
     "resolve_temperature",
     "resume_training",
     "train",
+    "tune",
 ]
 
 

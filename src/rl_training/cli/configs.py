@@ -131,9 +131,12 @@ def algorithms(name: Annotated[str | None, typer.Argument(help="One algorithm.",
 
 
 @app.command()
-def doctor() -> None:
-    """Show versions, devices, threads and environment backends."""
+def doctor(
+    address: Annotated[str | None, option("The Ray cluster: HOST:PORT; default: that of this machine, if any.")] = None,
+) -> None:
+    """Show versions, devices, threads, environment backends, and what a Ray cluster has."""
     from rl_training.runtime.metadata import installation_report
+    from rl_training.runtime.ray_cluster import ray_report
 
-    for name, text in installation_report().items():
+    for name, text in (installation_report() | ray_report(address)).items():
         print(f"{name:<14} {text}")

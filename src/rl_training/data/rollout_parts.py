@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from rl_training.data.batch import rows_of, tree_map
-from rl_training.data.recurrent import select_rows
+from rl_training.data.recurrent import on_cpu, select_rows
 from rl_training.data.rollout import Rollout
 from rl_training.types import Array, Batch, Field, Fields, Memory
 
@@ -48,7 +48,7 @@ def write_part(rollout: Rollout, target: Batch) -> int:
     """Write what a rollout holds beside its arrays, and return the number of its ends."""
     time, env, after = rollout.ends()
     for key, value in rollout.start_memory.items():
-        target["start_memory"][key][:] = value.numpy()
+        target["start_memory"][key][:] = value.cpu().numpy()
     target["end_time"][: len(time)], target["end_env"][: len(time)] = time, env
     if after:
         _copy_rows(target["after"], after, len(time))
@@ -65,8 +65,8 @@ def read_part(source: Batch, num_ends: int) -> RolloutPart:
 def part_of(rollout: Rollout) -> RolloutPart:
     """A rollout as a part."""
     time, env, after = rollout.ends()
-    start: Memory = {key: value.numpy() for key, value in rollout.start_memory.items()}
-    return RolloutPart(rollout.arrays, start, (time, env, tree_map(lambda x: x.numpy(), after)))
+    start: Memory = {key: value.cpu().numpy() for key, value in rollout.start_memory.items()}
+    return RolloutPart(rollout.arrays, start, (time, env, tree_map(lambda x: x.cpu().numpy(), after)))
 
 
 def _copy_rows(target: Any, source: Any, count: int) -> None:
@@ -74,7 +74,7 @@ def _copy_rows(target: Any, source: Any, count: int) -> None:
         for key, entry in target.items():
             _copy_rows(entry, source[key], count)
     else:
-        target[:count] = source.numpy() if isinstance(source, torch.Tensor) else source
+        target[:count] = source.cpu().numpy() if isinstance(source, torch.Tensor) else source
 
 
 class JoinedRollout(Rollout):
@@ -89,8 +89,9 @@ class JoinedRollout(Rollout):
             _copy_columns(self.arrays, part.arrays, slice(begin, begin + len(rows)))
             begin += len(rows)
             for key, value in part.start_memory.items():
-                start = self.start_memory.setdefault(key, torch.zeros(self.num_envs, *value.shape[1:]))
-                start[torch.from_numpy(rows)] = torch.from_numpy(value)
+                tensor = torch.from_numpy(np.array(value))
+                start = self.start_memory.setdefault(key, tensor.new_zeros(self.num_envs, *value.shape[1:]))
+                start[torch.from_numpy(rows)] = tensor
             time, env, after = part.ends
             if len(time):
                 self._ends.append((time.copy(), rows[env], tree_map(lambda x: x.copy(), after)))
@@ -106,5 +107,5 @@ def _copy_columns(target: Any, source: Any, columns: slice) -> None:
 
 def memory_fields(memory: Memory) -> Fields:
     """The fields of a row of recurrent memory [N, ...]."""
-    arrays = {key: np.asarray(value) for key, value in select_rows(memory, np.arange(1)).items()}
+    arrays = {key: np.asarray(value) for key, value in on_cpu(select_rows(memory, np.arange(1))).items()}
     return {key: Field(value.shape[1:], value.dtype) for key, value in arrays.items()}

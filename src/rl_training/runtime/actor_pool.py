@@ -21,7 +21,7 @@ from rl_training.runtime.pool_metrics import PoolMetrics
 from rl_training.runtime.pool_state import PoolState
 from rl_training.runtime.randomness import seed_of
 from rl_training.runtime.recipe import Recipe
-from rl_training.runtime.rollout_worker import Order, WorkerFacts, WorkerPlan
+from rl_training.runtime.rollout_worker import Order, Report, WorkerFacts, WorkerPlan
 from rl_training.types import Fields, Metrics, State
 
 
@@ -37,7 +37,7 @@ class ActorPool:
         self.config, self.recipe, self.execution, self.fleet = config, recipe, execution, fleet
         self.task, self.env_steps = config.tasks[0], 0
         self.names, self.share = [self.task.env_id], config.num_envs // execution.actors
-        self.lock_step = execution.queue == 0
+        self.lock_step = self.exact = execution.queue == 0
         self.queue: deque[Arrival] = deque()
         self.episodes: deque[tuple[float, int]] = deque(maxlen=RECENT)
         self.dropped_steps = 0  # env steps that were dropped since the last `collect`
@@ -74,6 +74,8 @@ class ActorPool:
 
     def collect(self, on_step: Callable[[int], None]) -> Rollout:
         taken: list[Arrival] = []
+        if self.published < 0:
+            self.metrics.begin()  # what it took to start is not counted
         with self.crew.changed, self.metrics.waiting():
             self.publish()
             self.collecting = True
@@ -84,8 +86,10 @@ class ActorPool:
                 on_step(steps_of(taken) + self.dropped_steps)
             self.collecting = False
             self.crew.proceed()
-        if self.lock_step:
-            taken.sort(key=lambda arrival: arrival.report.worker)
+            if self.lock_step:  # nothing depends on which actor was the first to finish
+                taken.sort(key=lambda arrival: arrival.report.worker)
+                for arrival in taken:
+                    self.count(arrival.report)
         self.rollout.join([self.fleet.part(arrival) for arrival in taken])
         with self.crew.changed:
             self.learn_from(taken)
@@ -141,10 +145,11 @@ class ActorPool:
 
     def load_states(self, states: Sequence[State | None]) -> None:
         """Workers whose state is None begin new episodes."""
-        lost = self.crew.ask("load", states)
-        self.lost = [worker * self.share + env for worker, envs in enumerate(lost) for env in envs]
         if self.statistics and self.normalizer:
             self.statistics.load(self.normalizer)
+        statistics = self.statistics.states() if self.statistics else None
+        lost = self.crew.ask("load", [(state, statistics) for state in states])
+        self.lost = [worker * self.share + env for worker, envs in enumerate(lost) for env in envs]
 
     def parts(self) -> dict[str, Any]:
         normalizer = {"normalizer": self.normalizer} if self.normalizer else {}
@@ -193,13 +198,17 @@ class ActorPool:
         return self.execution.when_full == "drop" or len(self.queue) + self.crew.num_playing < room
 
     def arrived(self, arrival: Arrival) -> None:
-        self.episodes.extend(arrival.report.episodes)
-        self.metrics.arrived(arrival.report)
-        if self.statistics and arrival.report.observed:
-            self.statistics.add(arrival.report.observed)
+        if not self.lock_step:
+            self.count(arrival.report)
         if self.execution.when_full == "drop" and len(self.queue) >= self.execution.queue_size:
             self.drop(self.queue.popleft())
         self.queue.append(arrival)
+
+    def count(self, report: Report) -> None:
+        self.episodes.extend(report.episodes)
+        self.metrics.arrived(report)
+        if self.statistics and report.observed:
+            self.statistics.add(report.observed)
 
 
 def steps_of(arrivals: Sequence[Arrival]) -> int:

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
+import fcntl
 import multiprocessing.connection
 import os
 import select
+import signal
 import sys
 import threading
-import traceback
+from collections.abc import Iterator
 from typing import Any
 
 from rl_training.data.rollout import Rollout
 from rl_training.data.rollout_parts import write_part
 from rl_training.data.shared_memory import SharedMemory, arrays_in, shared_bytes
 from rl_training.envs.workers import ignore_signals
-from rl_training.errors import InputError
 from rl_training.runtime.process_fleet import weights_fields
-from rl_training.runtime.rollout_worker import Order, Report, RolloutWorker
+from rl_training.runtime.rollout_worker import Order, Report, RolloutWorker, described
 from rl_training.types import Fields, Weights
 
 
@@ -60,40 +62,59 @@ class HostedWorker:
 
 
 def serve(connection: Any, rollouts: SharedMemory, weights: SharedMemory) -> None:
-    """Carry out commands until one is `close`, the learner ends, or a command fails."""
+    """Carry out commands until one is `close` or fails."""
     _, plan = connection.recv()
     with contextlib.ExitStack() as closing:
-        worker = RolloutWorker(plan.fn)
-        closing.callback(worker.close)
-        connection.send(("done", worker.facts()))
+        with reported(connection):
+            worker = RolloutWorker(plan.fn)
+            closing.callback(worker.close)
+            connection.send(("done", worker.facts()))
         hosted = HostedWorker(worker, rollouts, weights)
         while True:
             command, argument = connection.recv()
             if command == "close":
                 return
-            connection.send(hosted.do(command, argument))
+            with reported(connection):
+                connection.send(hosted.do(command, argument))
 
 
-def end_with(connection: Any) -> None:
-    """End this process when the learner's ends, even in the middle of a long step."""
-    hangs_up = select.poll()
-    hangs_up.register(connection.fileno(), 0)
-    hangs_up.poll()
-    os._exit(1)
+@contextlib.contextmanager
+def reported(connection: Any) -> Iterator[None]:
+    """Send an error that is raised inside to the learner, and exit."""
+    try:
+        yield
+    except BaseException as error:  # SystemExit as well: an environment may raise it
+        connection.send(("failed", described(error)))
+        raise SystemExit(1) from None
+
+
+def end_with_learner(life: int) -> None:
+    """Have the system end this process and those that it starts when the learner ends: see ActorProcess.
+
+    The thread does so everywhere. The signal does so where a step never gives the interpreter back to the thread.
+    """
+    fcntl.fcntl(life, fcntl.F_SETOWN, -os.getpgrp())
+    fcntl.fcntl(life, fcntl.F_SETFL, fcntl.fcntl(life, fcntl.F_GETFL) | os.O_ASYNC)  # SIGIO ends whom it reaches
+
+    def wait_for_the_end() -> None:
+        hangs_up = select.poll()
+        hangs_up.register(life, 0)
+        hangs_up.poll()
+        os.killpg(os.getpgrp(), signal.SIGKILL)
+
+    threading.Thread(target=wait_for_the_end, daemon=True).start()
 
 
 def main(descriptors: list[str]) -> None:
-    number, rollouts, weights = map(int, descriptors)
+    number, life, trace, rollouts, weights = map(int, descriptors)
+    for descriptor in (number, life, trace, rollouts, weights):
+        os.set_inheritable(descriptor, False)
     ignore_signals()
-    connection: Any = multiprocessing.connection.Connection(number)
-    threading.Thread(target=end_with, args=(connection,), daemon=True).start()
+    end_with_learner(life)
+    faulthandler.enable(trace)
+    faulthandler.register(signal.SIGUSR1, trace, all_threads=False)
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
-        try:
-            serve(connection, SharedMemory(rollouts), SharedMemory(weights))
-        except Exception as error:
-            known = isinstance(error, InputError)
-            trace = getattr(error, "trace", "") or "".join(traceback.format_exception(error))
-            connection.send(("failed", (str(error) if known else f"{type(error).__name__}: {error}", trace)))
+        serve(multiprocessing.connection.Connection(number), SharedMemory(rollouts), SharedMemory(weights))
 
 
 if __name__ == "__main__":

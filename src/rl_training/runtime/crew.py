@@ -13,7 +13,7 @@ from rl_training.runtime.fleet import ActorFault, Arrival, Event, Fleet
 from rl_training.runtime.rollout_worker import Order, WorkerFacts, WorkerPlan
 
 TICK = 0.2  # seconds between two searches for workers that hang
-START_TIMEOUT = 600.0  # seconds in which a worker imports the package and makes its environments
+START_TIMEOUT = 600.0  # seconds in which a worker makes its environments, or brings them back to a saved state
 MOST_DEATHS, WITHIN = 3, 100  # a worker that dies so often within so many of its rollouts is not started again
 
 
@@ -71,10 +71,12 @@ class Crew:
     def wait(self, done: Callable[[], bool]) -> None:
         """Wait until `done` is true; raise the error that ended the crew."""
         with self.changed:
-            while not done():
+            while True:
                 if self.failure is not None:
                     trace = getattr(self.failure, "trace", "")
                     raise self.failure from (RemoteError(trace) if trace else None)
+                if done():
+                    return
                 self.changed.wait(TICK)
 
     def ask(self, command: str, arguments: Sequence[Any]) -> list[Any]:
@@ -93,7 +95,7 @@ class Crew:
     def proceed(self) -> None:
         """Give each idle worker what it should do."""
         for member in self.members:
-            if member.doing is not None:
+            if member.doing is not None or self.failure is not None:
                 continue
             if member.question is not None:
                 member.begin(member.question[0])
@@ -112,9 +114,9 @@ class Crew:
     def _serve(self) -> None:
         try:
             while not self._closing and self.failure is None:
-                events = self.fleet.events(TICK)
+                self.fleet.wait(TICK)
                 with self.changed:
-                    for event in events:
+                    for event in self.fleet.events():
                         self._handle(event)
                     self._find_hanging()
                     self.proceed()
@@ -145,12 +147,12 @@ class Crew:
     def _find_hanging(self) -> None:
         now = time.monotonic()
         for member in self.members:
-            limit = START_TIMEOUT if member.doing == "opening" else self.execution.actor_timeout
+            playing, limit = member.doing == "playing", self.execution.actor_timeout
+            limit = limit if playing else max(limit, START_TIMEOUT)
             if member.doing is not None and now - member.since > limit:
                 what = f"no answer within {limit:g} s ({member.doing})"
-                self.fleet.kill(member.index)
-                remedy = "if it may take that long, raise execution.actor_timeout"
-                self._died(member, ActorFault(what if limit == START_TIMEOUT else f"{what}; {remedy}"))
+                remedy = "; if it may take that long, raise execution.actor_timeout" if playing else ""
+                self._died(member, ActorFault(what + remedy, self.fleet.kill(member.index)))
 
     def _start(self, member: Member) -> None:
         member.begin("opening")
@@ -158,14 +160,14 @@ class Crew:
         member.started += 1
 
     def _died(self, member: Member, fault: ActorFault) -> None:
-        """Start a worker anew, or end the crew. One that has never played cannot play."""
+        """Start a worker anew, or end the crew. One whose first environments cannot be made will not do better."""
+        cannot_begin = member.started == 1 and member.doing != "playing" and bool(fault.trace)
         member.begin(None)
         member.deaths = [at for at in member.deaths if member.rollouts - at < WITHIN] + [member.rollouts]
         often = f"; it died {MOST_DEATHS} times within {WITHIN} rollouts" if len(member.deaths) >= MOST_DEATHS else ""
         fault.args = (f"actor {member.index}: {fault}{often}",)
-        never_played = member.started == 1 and not member.rollouts
-        if often or never_played or self.execution.on_actor_death == "fail":
-            self.failure = fault
+        if often or cannot_begin or self.execution.on_actor_death == "fail":
+            self.failure = self.failure or fault
             return
         self.restarts += 1
         self.notes.append(f"{fault}; it was started anew, in new episodes")

@@ -13,6 +13,10 @@ from rl_training.types import Fields, Weights
 class ActorFault(EnvironmentFault):
     """An actor ended, failed or did not answer. `trace` is its own traceback, if there is one."""
 
+    def __init__(self, message: str, trace: str = "") -> None:
+        super().__init__(message)
+        self.trace = trace
+
     between_updates = True
 
 
@@ -50,16 +54,19 @@ class Fleet(Protocol):
     def order(self, index: int, order: Order) -> None:
         """Have a worker play a rollout with the newest weights."""
 
-    def events(self, seconds: float) -> list[Event]:
-        """What has come; waits for so long if nothing has."""
+    def wait(self, seconds: float) -> None:
+        """Wait until something has come, or for so long. Other threads may use the fleet meanwhile."""
+
+    def events(self) -> list[Event]:
+        """What has come."""
 
     def part(self, rollout: Arrival) -> RolloutPart:
         """The steps of a rollout, valid until it is released."""
 
     def release(self, rollout: Arrival) -> None: ...
 
-    def kill(self, index: int) -> None:
-        """End a worker at once, with all that it started. Gives no event."""
+    def kill(self, index: int) -> str:
+        """End a worker at once, with all that it started. Gives no event, but a traceback of where it was if it can."""
 
     def close(self) -> None:
         """End all workers."""

@@ -19,8 +19,18 @@ from rl_training.errors import InputError
 from rl_training.runtime.atomic_files import write_text_atomic
 
 METADATA = "metadata.json"
-PACKAGES = ("torch", "gymnasium", "numpy", "numba", "safetensors", "tensorboard", "ale-py", "mujoco", "envpool")
-EXTRAS = {"atari": "ale_py", "mujoco": "mujoco", "box2d": "Box2D", "plot": "matplotlib", "wandb": "wandb"}
+PACKAGES = ("torch", "gymnasium", "numpy", "numba", "safetensors", "tensorboard", "ale-py", "mujoco", "envpool", "ray")
+EXTRAS = {
+    "atari": "ale_py",
+    "mujoco": "mujoco",
+    "box2d": "Box2D",
+    "onnx": "onnxruntime",
+    "plot": "matplotlib",
+    "video": "imageio_ffmpeg",
+    "wandb": "wandb",
+    "minari": "minari",
+    "ray": "ray",
+}
 
 
 def write_metadata(

@@ -59,6 +59,8 @@ def is_of_task(name: str) -> bool:
 class RunningMeans:
     """Means of the update metrics since the last log line, each over the updates that reported it.
 
+    Of a metric whose name ends in `_max` it is the largest value instead.
+
     Tensors are read when a mean is needed or many are waiting, because reading one waits for the device.
     """
 
@@ -81,6 +83,9 @@ class RunningMeans:
         return known | self.read() if len(self._waiting) > self.MAX_WAITING else known
 
     def _add(self, name: str, value: float) -> None:
+        if name.endswith("_max"):
+            self._sums[name], self._counts[name] = max(value, self._sums.get(name, value)), 1
+            return
         self._sums[name] = self._sums.get(name, 0.0) + value
         self._counts[name] = self._counts.get(name, 0) + 1
 

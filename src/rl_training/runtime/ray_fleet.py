@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import queue
-import sys
-import traceback
 from typing import Any
 
 from gymnasium.vector.utils import CloudpickleWrapper
@@ -16,7 +13,8 @@ from rl_training.data.rollout import Rollout
 from rl_training.data.rollout_parts import RolloutPart, part_of
 from rl_training.errors import InputError, MissingPackage
 from rl_training.runtime.fleet import ActorFault, Arrival, Event
-from rl_training.runtime.rollout_worker import Order, RolloutWorker, WorkerPlan
+from rl_training.runtime.ray_session import RaySession
+from rl_training.runtime.rollout_worker import Order, RolloutWorker, WorkerPlan, described
 from rl_training.types import Fields, Weights
 
 try:
@@ -26,7 +24,7 @@ except ImportError as error:
 
 
 class RayWorker:
-    """A rollout worker in a process of Ray. Errors come back as text, because any class may be raised."""
+    """A rollout worker in a process of Ray."""
 
     def open(self, plan: CloudpickleWrapper) -> Any:
         return self._answer(self._open, plan)
@@ -51,34 +49,31 @@ class RayWorker:
     def _answer(self, function: Any, *arguments: Any) -> tuple[str, Any]:
         try:
             return "done", function(*arguments)
-        except Exception as error:
-            trace = getattr(error, "trace", "") or "".join(traceback.format_exception(error))
-            known = isinstance(error, InputError)
-            return "failed", (str(error) if known else f"{type(error).__name__}: {error}", trace)
+        except BaseException as error:  # SystemExit as well: an environment may raise it
+            return "failed", described(error)
 
 
 class RayFleet:
     """A Ray actor for each worker. Ray finds a machine for it, also when it is started anew."""
 
     def __init__(self, execution: Execution) -> None:
-        self.started_ray = not ray.is_initialized()
-        if self.started_ray:
-            start_ray(execution)
+        self.handles: dict[int, Any] = {}
+        self.session = RaySession(execution.address, cores=execution.actors, key="execution.address")
         try:
-            cores = ray.cluster_resources().get("CPU", 0)  # type: ignore[no-untyped-call]
+            cores = self.session.cores
             if cores < execution.actors:
                 raise InputError(
-                    f"execution.actors: {execution.actors} actors take a core each, and Ray has {cores:.0f}: lower it, "
+                    f"execution.actors: {execution.actors} actors take a core each, and Ray has {cores}: lower it, "
                     "or add machines with `ray start --address=...`"
                 )
         except BaseException:
             self.close()
             raise
-        self.handles: dict[int, Any] = {}
         self.starts: dict[int, int] = {}  # by worker: how often it was started
         self.playing: set[int] = set()
         self.weights: Any = None  # the reference of the newest
         self.arrived: queue.SimpleQueue[tuple[int, int, Any]] = queue.SimpleQueue()
+        self.waiting: list[tuple[int, int, Any]] = []  # what `wait` took from it
 
     def start(self, index: int, plan: WorkerPlan) -> None:
         options = {"num_cpus": 1, "max_restarts": 0, "max_task_retries": 0}
@@ -103,14 +98,20 @@ class RayFleet:
         self.playing.add(index)
         self._expect(index, self.handles[index].play.remote(order, self.weights))
 
-    def events(self, seconds: float) -> list[Event]:
-        found: list[Event] = []
+    def wait(self, seconds: float) -> None:
         with contextlib.suppress(queue.Empty):
-            while not found or not self.arrived.empty():
-                index, start, future = self.arrived.get(timeout=0 if found else seconds)
-                if start == self.starts[index] and index in self.handles:  # else it is of one that was killed
-                    found.append(self._event(index, future))
-        return found
+            self.waiting.append(self.arrived.get(timeout=seconds))
+
+    def events(self) -> list[Event]:
+        while not self.arrived.empty():
+            self.waiting.append(self.arrived.get())
+        arrived, self.waiting = self.waiting, []
+        # What is of a worker that was killed is left out.
+        return [
+            self._event(index, future)
+            for index, start, future in arrived
+            if start == self.starts[index] and index in self.handles
+        ]
 
     def _event(self, index: int, future: Any) -> Event:
         playing = index in self.playing
@@ -121,10 +122,8 @@ class RayFleet:
             self.kill(index)
             return Event(index, fault=ActorFault(f"its process ended: {str(error).splitlines()[0]}"))
         if kind == "failed":
-            fault = ActorFault(content[0])
-            fault.trace = content[1]
             self.kill(index)
-            return Event(index, fault=fault)
+            return Event(index, fault=ActorFault(*content))
         return Event(index, rollout=Arrival(*content)) if playing else Event(index, answer=content)
 
     def part(self, rollout: Arrival) -> RolloutPart:
@@ -134,29 +133,13 @@ class RayFleet:
     def release(self, rollout: Arrival) -> None:
         """Its memory is free when nobody refers to it."""
 
-    def kill(self, index: int) -> None:
+    def kill(self, index: int) -> str:
         self.playing.discard(index)
         ray.kill(self.handles.pop(index), no_restart=True)
+        return ""
 
     def close(self) -> None:
-        for index in list(getattr(self, "handles", ())):
-            self.kill(index)
-        if self.started_ray:
-            ray.shutdown()
-
-
-def start_ray(execution: Execution) -> None:
-    """Connect to a cluster, or start Ray here, with a core for each actor even if there are fewer."""
-    path = os.pathsep.join(os.path.abspath(folder) for folder in sys.path)
-    options: dict[str, Any] = {"logging_level": "ERROR", "log_to_driver": False}
-    if execution.address is None:
-        variables = {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-        cores = max(execution.actors, os.cpu_count() or 1)
-        options |= {"num_cpus": cores, "include_dashboard": False, "runtime_env": {"env_vars": variables}}
-    else:
-        options |= {"address": execution.address}
-    try:
-        ray.init(**options)
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        where = f"no cluster at {execution.address!r}" if execution.address else "it cannot be started here"
-        raise InputError(f"execution.address: Ray: {where}: {error}") from error
+        with contextlib.ExitStack() as closing:  # if a worker cannot be ended, the others are nevertheless
+            closing.callback(self.session.close)
+            for index in list(self.handles):
+                closing.callback(self.kill, index)

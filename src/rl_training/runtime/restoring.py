@@ -60,6 +60,11 @@ def resume_notes(run: TrainingRun) -> list[str]:
             f"{which} of {name} cannot give back their state and began new episodes: from here on the run is a valid "
             "continuation, but not bit for bit the one that was interrupted"
         )
+    if not run.source.exact:
+        notes.append(
+            "actors play while the learner learns, and rollouts that waited for it are not saved: from here on the run "
+            "is a valid continuation, but not bit for bit the one that was interrupted"
+        )
     unused = [name.removeprefix(CALLBACK) for name in run.resume.state if name.startswith(CALLBACK)]
     notes += [f"{path} holds the state of a callback {name}, which this run does not have" for name in unused]
     return notes + [missing_note(run.resume, name) for name in run.checkpoints.missing]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import traceback
 from typing import Any, NamedTuple
 
 import gymnasium as gym
@@ -14,10 +15,12 @@ from rl_training.config import Task
 from rl_training.data.merged_statistics import Observed, observed, set_statistics
 from rl_training.data.rollout import Rollout
 from rl_training.data.rollout_parts import memory_fields, part_fields
+from rl_training.data.state_check import compare_state
 from rl_training.envs.episodes import seed_process
 from rl_training.envs.runner_state import RunnerState
 from rl_training.envs.tasks import spaces_to_json
 from rl_training.errors import InputError
+from rl_training.runtime.randomness import global_state, set_global_state
 from rl_training.runtime.recipe import Recipe
 from rl_training.runtime.sources import fill, make_runner, try_act
 from rl_training.types import Fields, Spaces, State, Weights
@@ -102,12 +105,16 @@ class RolloutWorker:
         if self.normalizer is not None and order.statistics is not None:
             self.normalizer.gamma = getattr(order.hp, "gamma", self.normalizer.gamma)
             set_statistics(self.normalizer, order.statistics)
+            if self._fresh:  # its observations were normalised before it knew the statistics of all
+                self.runner.obs = self.normalizer.observation(self.runner.raw_obs)
+        self._fresh = False
         episodes: list[tuple[float, int]] = []
         env_steps = fill(rollout, self.runner, actor.act, lambda _: episodes.extend(finished(self.runner)))
         seen = observed(self.normalizer, order.statistics_version) if self.normalizer is not None else None
         return Report(self.plan.worker, weights.version, env_steps, episodes, time.perf_counter() - started, seen)
 
     _loaded = False  # whether the actor's weights are the learner's
+    _fresh = True  # whether all environments have just begun
 
     def try_acting(self) -> None:
         try_act(self.runner, self.actor)
@@ -115,17 +122,26 @@ class RolloutWorker:
     def state_dict(self) -> State:
         """The statistics of the normaliser are the learner's; the returns of current episodes are here."""
         returns = self.normalizer.returns.copy() if self.normalizer is not None else np.zeros(0)
-        return {"runner": RunnerState(self.runner).state_dict(), "returns": returns}
+        state = {"runner": RunnerState(self.runner).state_dict(), "returns": returns, "generators": global_state()}
+        plain: State = without_tensors(state)  # torch would pass them on in a way that only its own processes know
+        return plain
 
-    def load_state_dict(self, state: State | None) -> list[int]:
-        """Load a state, and return the environments that could not be restored: all where there is no state."""
+    def load_state_dict(self, state: State | None, statistics: list[State] | None) -> list[int]:
+        """Load a state, and return the environments that could not be restored: all where there is no state.
+
+        statistics: of the normaliser, for the first observations of those.
+        """
+        if self.normalizer is not None and statistics is not None:
+            set_statistics(self.normalizer, statistics)
         if state is None:
             return list(range(self.runner.num_envs))
-        if len(state["runner"]["first"]) != self.runner.num_envs:
-            raise InputError(f"an actor's state is one of {len(state['runner']['first'])} environments")
+        runner = RunnerState(self.runner)
+        compare_state(runner.state_pattern(), state["runner"], "runner")
         if self.normalizer is not None:
             self.normalizer.returns = np.array(state["returns"], np.float64)
-        RunnerState(self.runner).load_state_dict(state["runner"])
+        runner.load_state_dict(state["runner"])
+        set_global_state({**state["generators"], "torch": torch.tensor(state["generators"]["torch"])})
+        self._fresh = False
         return self.runner.not_restored
 
     def do(self, command: str, argument: Any) -> Any:
@@ -133,7 +149,7 @@ class RolloutWorker:
         if command == "state":
             return self.state_dict()
         if command == "load":
-            return self.load_state_dict(argument)
+            return self.load_state_dict(*argument)
         if command == "try":
             return self.try_acting()
         assert command == "attach", command
@@ -146,3 +162,18 @@ class RolloutWorker:
 def finished(runner: Any) -> list[tuple[float, int]]:
     """(return, length) of the episodes that the last step finished."""
     return [(episode_return, length) for _, episode_return, length in runner.statistics.finished]
+
+
+def described(error: BaseException) -> tuple[str, str]:
+    """(message, traceback) of an error that a worker reports; as text, because any class may be raised."""
+    trace = getattr(error, "trace", "") or "".join(traceback.format_exception(error))
+    return (str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {error}"), trace
+
+
+def without_tensors(value: Any) -> Any:
+    """A nested state with arrays in place of tensors."""
+    if isinstance(value, dict):
+        return {key: without_tensors(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [without_tensors(item) for item in value]
+    return value.numpy() if isinstance(value, torch.Tensor) else value

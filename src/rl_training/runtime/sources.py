@@ -33,6 +33,7 @@ class Source(Protocol):
     normalizers: list[Normalizer | None]
     env_steps: int  # of the last `step` or `collect`
     notes: list[str]  # what the user should know; the run shows and removes them
+    exact: bool  # whether a resumed run is, bit for bit, the one that was not interrupted
 
     def attach(self, actors: Sequence[Actor], fields: Sequence[Fields]) -> None:
         """Set the actor of each task, and the fields of its steps."""
@@ -76,7 +77,7 @@ class LocalSource:
         self.names, self.runners = list(names), list(runners)
         self.spaces = [runner.spaces for runner in self.runners]
         self.normalizers = [runner.normalizer for runner in self.runners]
-        self.env_steps, self.notes = 0, list[str]()
+        self.env_steps, self.notes, self.exact = 0, list[str](), True
         self.actors: list[Actor] = []
         self._random = [RandomActor(spaces) for spaces in self.spaces]
         self._rollout: Rollout | None = None
