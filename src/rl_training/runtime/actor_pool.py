@@ -13,7 +13,7 @@ from rl_training.data.normalize import Normalizer
 from rl_training.data.rollout import Rollout
 from rl_training.data.rollout_parts import JoinedRollout
 from rl_training.envs.factory import spec_of
-from rl_training.envs.runner import RECENT
+from rl_training.envs.runner import RECENT, FinishedEpisode
 from rl_training.envs.tasks import make_normalizer
 from rl_training.runtime.crew import Crew
 from rl_training.runtime.fleet import Arrival, Fleet
@@ -39,7 +39,7 @@ class ActorPool:
         self.names, self.share = [self.task.env_id], config.num_envs // execution.actors
         self.lock_step = self.exact = execution.queue == 0
         self.queue: deque[Arrival] = deque()
-        self.episodes: deque[tuple[float, int]] = deque(maxlen=RECENT)
+        self.episodes: deque[FinishedEpisode] = deque(maxlen=RECENT)
         self.dropped_steps = 0  # env steps that were dropped since the last `collect`
         self.lost: list[int] = []  # environments that a checkpoint could not give back
         self.hp: Any = None

@@ -61,6 +61,7 @@ class TrainingRun:
         self.earlier_seconds = 0.0  # that the runs took which this one was resumed from
         self.metrics: Metrics = {}
         self.means = RunningMeans()
+        self.noted: set[str] = set()  # keys of `log_info` that were said to be missing
         self.stop_reason: str | None = None
         self.evaluation = RunEvaluations(self)
         self.checkpoints = RunCheckpoints(self, resume)

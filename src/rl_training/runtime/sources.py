@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from statistics import fmean
 from typing import Any, Protocol
 
@@ -16,6 +16,7 @@ from rl_training.acting.actor import Actor, RandomActor
 from rl_training.config import Task, TrainConfig
 from rl_training.data.normalize import Normalizer
 from rl_training.data.rollout import Rollout
+from rl_training.envs.episode_info import info_means
 from rl_training.envs.factory import make_envs
 from rl_training.envs.runner import Act, EnvRunner
 from rl_training.envs.runner_state import RunnerState
@@ -226,7 +227,8 @@ class PublishedWeights:
 
 def make_runner(recipe: Recipe, task: Task, num_envs: int, seed: int) -> EnvRunner:
     """The training environments of a task."""
-    envs = make_envs(task.env_id, num_envs=num_envs, seed=seed, env_kwargs=task.env_kwargs, training=True)
+    how: dict[str, Any] = {"env_kwargs": task.env_kwargs, "training": True, "log_info": task.log_info}
+    envs = make_envs(task.env_id, num_envs=num_envs, seed=seed, **how)
     try:
         return EnvRunner(
             envs,
@@ -257,8 +259,16 @@ def open_local(config: TrainConfig, recipe: Recipe, *, simulate_lag: int = 0) ->
 
 
 def _recent(runner: EnvRunner) -> Metrics:
-    returns, lengths = runner.statistics.recent_returns, runner.statistics.recent_lengths
+    statistics = runner.statistics
+    return episode_means(statistics.recent_returns, statistics.recent_lengths, statistics.recent_infos)
+
+
+def episode_means(
+    returns: Collection[float], lengths: Collection[int], infos: Collection[Mapping[str, float]]
+) -> Metrics:
+    """Of the last finished episodes of training."""
     return {
         "train_return_mean": fmean(returns) if returns else math.nan,
         "train_length_mean": fmean(lengths) if lengths else math.nan,
+        **info_means("train", infos),
     }
