@@ -17,11 +17,12 @@ from rl_training.envs.runner import RECENT, FinishedEpisode
 from rl_training.envs.tasks import make_normalizer
 from rl_training.runtime.crew import Crew
 from rl_training.runtime.fleet import Arrival, Fleet
-from rl_training.runtime.pool_metrics import PoolMetrics
+from rl_training.runtime.pool_metrics import PoolMetrics, means_of
 from rl_training.runtime.pool_state import PoolState
 from rl_training.runtime.randomness import seed_of
 from rl_training.runtime.recipe import Recipe
 from rl_training.runtime.rollout_worker import Order, Report, WorkerFacts, WorkerPlan
+from rl_training.runtime.sources import last_return
 from rl_training.types import Fields, Metrics, State
 
 
@@ -133,6 +134,10 @@ class ActorPool:
     def recent(self) -> dict[str, Metrics]:
         with self.crew.changed:
             return {self.names[0]: self.metrics.read(self.episodes, self.crew.restarts)}
+
+    def latest(self) -> dict[str, Metrics]:
+        known = list(self.episodes)
+        return {self.names[0]: means_of(known) | last_return([episode.episode_return for episode in known])}
 
     def try_acting(self) -> None:
         self.crew.ask("try", [None] * self.execution.actors)

@@ -48,6 +48,10 @@ class Source(Protocol):
     def recent(self) -> dict[str, Metrics]:
         """By task: means over the last finished episodes, NaN before the first, and what else the source measures."""
 
+    def latest(self) -> dict[str, Metrics]:
+        """By task: the means over the last finished episodes and the return of the last, at any time and from any
+        thread."""
+
     def try_acting(self) -> None:
         """Choose actions and drop them: an error shows that actors, observations and memory do not fit together."""
 
@@ -107,6 +111,10 @@ class LocalSource:
 
     def recent(self) -> dict[str, Metrics]:
         return {name: _recent(runner) for name, runner in zip(self.names, self.runners, strict=True)}
+
+    def latest(self) -> dict[str, Metrics]:
+        each = zip(self.names, self.runners, strict=True)
+        return {name: _recent(runner) | last_return(list(runner.statistics.recent_returns)) for name, runner in each}
 
     def try_acting(self) -> None:
         for runner, actor in zip(self.runners, self.actors, strict=True):
@@ -259,8 +267,12 @@ def open_local(config: TrainConfig, recipe: Recipe, *, simulate_lag: int = 0) ->
 
 
 def _recent(runner: EnvRunner) -> Metrics:
-    statistics = runner.statistics
-    return episode_means(statistics.recent_returns, statistics.recent_lengths, statistics.recent_infos)
+    own = runner.statistics  # copied at once, because another thread may add to it meanwhile
+    return episode_means(list(own.recent_returns), list(own.recent_lengths), list(own.recent_infos))
+
+
+def last_return(returns: Sequence[float]) -> Metrics:
+    return {"train_return_last": returns[-1]} if returns else {}
 
 
 def episode_means(
