@@ -20,7 +20,7 @@ from rl_training.cli import app
 from rl_training.errors import InputError
 from rl_training.runtime import checkpoints, workflows
 from rl_training.runtime.checkpoints import load_checkpoint
-from rl_training.runtime.preview import plot, save_png
+from rl_training.runtime.preview import axis, plot, save_png
 from test_training_controls import controls
 
 CARTPOLE = REPOSITORY / "configs" / "ppo" / "cartpole.yaml"
@@ -280,6 +280,22 @@ def test_the_plot_is_the_right_way_up():
     assert ord(rising[0][-1]) & 0x08
     assert ord(falling[0][-1]) & 0x80
     assert not ord(falling[0][-1]) & 0x08
+
+
+def test_the_plot_has_axes():
+    lines = plot([0.0, 1.0, 2.0], width=20, height=5)
+    assert [line.split("┤")[0].strip() for line in lines if "┤" in line] == ["2", "1", "0"]
+    assert len({line.index(mark) for line in lines for mark in "┤│" if mark in line}) == 1, "one upright line"
+    below, marks = axis(1_000, width=40).splitlines()
+    assert below.index("└") == lines[0].index("┤")
+    assert marks.split() == ["0", "250", "500", "750", "1,000", "env", "steps"]
+    ticks = [place for place, mark in enumerate(below) if mark == "┬"]
+    for text, tick in (("250", ticks[1]), ("500", ticks[2]), ("750", ticks[3])):
+        assert abs(marks.index(text) + len(text) / 2 - tick) <= 1, "each number is below its tick"
+    flat = plot([3.0, 3.0], width=4, height=3)
+    assert [line.strip()[0] for line in flat] == ["3", "│", "│"]
+    for horizon in (1, 100_000, 10**15):
+        assert all(f"{round(part * horizon / 4):,}" in axis(horizon) for part in range(5))
 
 
 def test_no_picture_of_nothing(tmp_path):

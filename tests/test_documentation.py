@@ -14,8 +14,12 @@ from conftest import REPOSITORY
 from rl_training import ALGORITHMS, load_config, train
 from rl_training.config import Execution
 from rl_training.errors import read_document
+from rl_training.reports.groups import NO_DIFFERENCE
+from rl_training.reports.page import MORE
+from rl_training.reports.table import HEADINGS
 from rl_training.runtime.loading import build_config
 from rl_training.runtime.progress import ACTORS, bottleneck
+from run_folders import write_run
 from test_cli import cli
 
 README = (REPOSITORY / "README.md").read_text()
@@ -133,6 +137,33 @@ def test_make_train_installs_what_the_schedule_picture_of_the_readme_needs(tmp_p
 def test_links_lead_somewhere(page):
     for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
         assert (page.parent / target).exists(), target
+
+
+def test_commands_and_python_of_the_guide_to_reports_run(tmp_path, monkeypatch):
+    guide = (REPOSITORY / "docs" / "reports.md").read_text()
+    kwargs = {"gamma": 0.5}
+    for algo in ("ppo", "sac"):
+        more = {"value_loss": 1.0, "train_success_rate": 0.5}
+        write_run(tmp_path / "runs" / f"{algo}__a", algo=algo, kwargs=kwargs, more=more, scores=(10.0, 20.0, 30.0))
+    monkeypatch.chdir(tmp_path)
+    (commands,) = blocks(guide, "bash")
+    for line in commands.splitlines():
+        words = shlex.split(line, comments=True)
+        assert words[:2] == ["rl-training", "report"]
+        paths = [sorted(tmp_path.glob(word)) if "*" in word else [word] for word in words[2:]]
+        arguments = [str(path) for found in paths for path in found]
+        refused = "eval_success_rate" in line  # which these runs do not have
+        text = cli("report", *arguments, code=2 if refused else 0)
+        assert ("no run has the metric 'eval_success_rate'" in text) if refused else ("wrote" in text)
+    (python,) = blocks(guide, "python")
+    exec(compile(python, "reports.md", "exec"), {})
+    for name in ("report.html", "compare.html", "by_algo.html"):
+        assert (tmp_path / name).stat().st_size > 50_000
+    headings = re.findall(r"`([^`]+)`", "".join(re.findall(r"^\| (`.*?) \|", guide, re.MULTILINE)))
+    assert headings == [*HEADINGS[1:5], *HEADINGS[6:], *MORE]
+    assert "`seeds`" in guide
+    for key in NO_DIFFERENCE - {"seed"}:
+        assert f"`{key}`" in guide, key
 
 
 def test_schedules_in_the_documentation_are_read():

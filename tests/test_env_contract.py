@@ -311,7 +311,7 @@ def test_an_action_that_lasts_is_several_steps_of_the_environment():
     for action in (0, 1):
         step = runner.step(constant([action] * VECTOR_PAYS_FROM))
     assert step["truncated"][0], "the limit counts the agent's steps"
-    assert runner.statistics.finished[0][1:] == (12, 4)
+    assert runner.statistics.finished[0][1:3] == (12, 4)
 
 
 def test_an_action_lasts_no_longer_than_its_episode():

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -276,6 +277,59 @@ def test_a_loss_does_not_bear_the_name_of_a_hyperparameter() -> None:
         shown.update(10, {"alpha": 0.1, "alpha_loss": -0.9})
     assert re.search(r"\balpha_loss +-0.9\b", stream.getvalue())
     assert not re.search(r"\balpha +-0.9", stream.getvalue())
+
+
+def test_a_number_that_is_learned_is_shown_by_its_name() -> None:
+    stream = io.StringIO()
+    with PlainProgress(auto_names=("alpha", "target_entropy"), stream=stream) as shown:
+        shown.start(100, "sac on Pendulum-v1")
+        shown.update(10, {"alpha": 0.125, "alpha_loss": -0.9})
+    assert re.search(r"\bauto alpha +0.125\b", stream.getvalue())
+    assert shown.groups()["auto"] == {"alpha": 0.125}
+
+
+@pytest.mark.parametrize("algo", ["a2c", "dqn", "scalezero", "impala"])
+def test_returns_are_shown_before_anything_is_logged(algo, tiny_config, monkeypatch) -> None:
+    """Whatever the log interval is: a drawing asks for the returns of this moment."""
+    shown, seen = Progress(), []
+    monkeypatch.setattr(run, "make_progress", lambda *_, **__: shown)
+    execution = {"backend": "process", "queue": 0} if algo == "impala" else {}
+    config = tiny_config(algo, {"log_interval": 10**6, "execution": execution})
+
+    def look(run: Any) -> None:
+        seen.append(dict(shown.groups()["return"]))
+
+    result = train(config, callbacks=[look])
+    known = [returns for returns in seen if not math.isnan(returns["train"])]
+    assert len(known) >= 2
+    assert all("last" in returns for returns in known)
+    assert len({returns["train"] for returns in known}) > 1, "they change from one drawing to the next"
+    assert shown.groups()["return"]["train"] == result.metrics["train_return_mean"]
+
+
+def test_returns_can_be_read_while_episodes_end(tiny_config) -> None:
+    """From the thread of the display, without a lock."""
+    from rl_training.envs.factory import make_envs
+    from rl_training.runtime.sources import LocalSource
+
+    runner = EnvRunner(make_envs("CartPole-v1", num_envs=8, seed=0, env_kwargs={}, training=True), seed=0)
+    source, done, errors = LocalSource(["CartPole-v1"], [runner]), threading.Event(), []
+
+    def read() -> None:
+        while not done.is_set():
+            try:
+                source.latest()
+            except Exception as error:
+                errors.append(error)
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    for _ in range(2_000):
+        source.step(random=True)
+    done.set()
+    thread.join()
+    assert not errors
+    assert source.latest()["CartPole-v1"]["train_return_last"] == runner.statistics.recent_returns[-1]
 
 
 def test_losses_of_single_tasks_are_left_to_the_log() -> None:

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_type_hints
 
@@ -233,6 +233,10 @@ class TrainConfig:
     )
     keep_checkpoints: Int = Field(default=3, ge=0, description="newest checkpoints to keep besides the best; 0: all")
     log_interval: Steps = Field(default=2_000, description="env steps between log lines")
+    log_info: list[str] = Field(
+        default_factory=list,
+        description="keys of `info` whose numbers at the end of an episode are logged, as means over episodes",
+    )
     num_threads: Annotated[Int, Field(ge=1)] | Literal["auto"] = Field(
         default="auto",
         description="PyTorch CPU threads; auto: 1; large networks on a CPU: all cores, at most OMP_NUM_THREADS",
@@ -266,7 +270,7 @@ class TrainConfig:
 
     @property
     def tasks(self) -> list[Task]:
-        return tasks_of(self.env_id, self.env_kwargs, self.eval_env_kwargs)
+        return tasks_of(self.env_id, self.env_kwargs, self.eval_env_kwargs, self.log_info)
 
 
 class Task(NamedTuple):
@@ -275,9 +279,15 @@ class Task(NamedTuple):
     env_id: str
     env_kwargs: dict[str, Any]
     eval_env_kwargs: dict[str, Any]  # all arguments in evaluation, those of env_kwargs included
+    log_info: tuple[str, ...] = ()
 
 
-def tasks_of(env_id: str | list[str], env_kwargs: Mapping[str, Any], eval_env_kwargs: Mapping[str, Any]) -> list[Task]:
+def tasks_of(
+    env_id: str | list[str],
+    env_kwargs: Mapping[str, Any],
+    eval_env_kwargs: Mapping[str, Any],
+    log_info: Sequence[str] = (),
+) -> list[Task]:
     """With a list of ids, a key of the kwargs that is one of them holds arguments for that task alone."""
     several = [] if isinstance(env_id, str) else env_id
 
@@ -286,7 +296,7 @@ def tasks_of(env_id: str | list[str], env_kwargs: Mapping[str, Any], eval_env_kw
         return common | (dict(kwargs.get(name, {})) if name in several else {})
 
     return [
-        Task(name, own(env_kwargs, name), own(env_kwargs, name) | own(eval_env_kwargs, name))
+        Task(name, own(env_kwargs, name), own(env_kwargs, name) | own(eval_env_kwargs, name), tuple(log_info))
         for name in several or [str(env_id)]
     ]
 

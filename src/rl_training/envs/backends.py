@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import copy
 from typing import Any, Literal
 
@@ -15,6 +15,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from rl_training.data.batch import any_true, arrays_of, copied, put_rows
 from rl_training.data.state_check import StateMismatch, compare_state
 from rl_training.envs.atari import LifeCounter
+from rl_training.envs.episode_info import LOGGED, Values, batch_values, keys_of
 from rl_training.envs.episodes import Envs, EnvStep, check_state, num_players_of, reset_problem, write_rows
 from rl_training.envs.faults import EnvironmentFault, raised
 from rl_training.envs.spaces import ObservationLayout
@@ -39,11 +40,13 @@ class VectorEnvs(Envs):
         restore: Literal["episodes", "attributes", "none"] = "none",
         episodic_life: bool = False,
         single_frame: bool = False,
+        log_info: Sequence[str] = (),
     ) -> None:
         self.env = env
         self.num_envs = env.num_envs
         self.mode = AutoresetMode(env.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP))
         space = env.single_observation_space
+        self._logged = keys_of(log_info)
         self._single_frame = single_frame  # drop the frame axis, which has length 1
         self.layout = ObservationLayout(_without_first_axis(space) if single_frame else space)
         self.single_observation_space = self.layout.space
@@ -92,12 +95,20 @@ class VectorEnvs(Envs):
         except Exception as error:
             raise raised(self._where(), "step()", error) from error
         done = terminated | truncated
+        logged = self._logged_of(infos, done)
         obs, next_obs, first, over, live = self._autoreset(obs, done, infos)
         if self._lives:
             lost = self._lives.lost(infos["lives"], done)
             terminated, first = terminated | lost, first | lost
         self.obs = obs
-        return EnvStep(obs, reward, terminated, truncated, next_obs, first, over, live)
+        return EnvStep(obs, reward, terminated, truncated, next_obs, first, over, live, logged)
+
+    def _logged_of(self, infos: dict[str, Any], done: Array) -> dict[int, Values]:
+        """What is logged of the episodes that have ended. `Episodes` have chosen it themselves."""
+        if not any_true(done):
+            return {}
+        last = infos.get("final_info", {}) if self.mode is AutoresetMode.SAME_STEP else infos
+        return batch_values(last.get(LOGGED, last), np.flatnonzero(done).tolist(), self._logged, self._where())
 
     def _autoreset(
         self, obs: Observation, done: Array, infos: dict[str, Any]
@@ -198,8 +209,9 @@ class EnvPoolEnvs(Envs):
     step. EnvPool is seeded when it is made, and its state cannot be saved.
     """
 
-    def __init__(self, env: Any, *, num_envs: int, episodic_life: bool = False) -> None:
+    def __init__(self, env: Any, *, num_envs: int, episodic_life: bool = False, log_info: Sequence[str] = ()) -> None:
         self.env = env
+        self._logged = keys_of(log_info)
         self.num_envs = num_envs
         self.layout = ObservationLayout(env.observation_space)
         self.single_observation_space = self.layout.space
@@ -219,7 +231,9 @@ class EnvPoolEnvs(Envs):
         terminated, truncated = terminated.astype(bool), truncated.astype(bool)
         over = first = terminated | truncated
         lives = np.array(info["lives"], np.int64) if self._lives else None
+        logged: dict[int, Values] = {}
         if any_true(over):
+            logged = batch_values(info, np.flatnonzero(over).tolist(), self._logged, f"environment {self.env_id!r}")
             obs = copied(next_obs)
             ended = np.flatnonzero(over).astype(np.int32)
             reset_obs, reset_info = self.env.reset(ended)
@@ -232,7 +246,7 @@ class EnvPoolEnvs(Envs):
             lost = self._lives.lost(lives, over)
             terminated, first = terminated | lost, first | lost
         self.obs = obs
-        return EnvStep(obs, reward.astype(np.float32), terminated, truncated, next_obs, first, over, None)
+        return EnvStep(obs, reward.astype(np.float32), terminated, truncated, next_obs, first, over, None, logged)
 
     def state(self) -> State:
         return {"kind": "none", "obs": copied(self.obs), "episodes": []}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import gymnasium as gym
@@ -13,6 +13,7 @@ import torch
 
 from rl_training.data.batch import copied, same_row
 from rl_training.data.state_check import compare_state
+from rl_training.envs.episode_info import LOGGED, Values, keys_of, values_of
 from rl_training.envs.faults import RESET_GIVES, EnvironmentFault, described, observation_problem, raised, step_problem
 from rl_training.envs.spaces import ObservationLayout
 from rl_training.errors import InputError
@@ -20,6 +21,9 @@ from rl_training.types import Array, Observation, State
 
 MAX_ACTIONS = 200_000  # an episode with more actions is not restored: replaying it would take minutes
 CHECKED_STEPS, CHECKED_RESETS = 20, 5  # fully checked at the start; later ones only by BatchChecks, which is fast
+
+
+NOTHING: dict[Any, Any] = {}  # never written to; a mapping that other processes can be sent
 
 
 class EnvStep(NamedTuple):
@@ -33,6 +37,7 @@ class EnvStep(NamedTuple):
     first: Array  # [N] bool: `obs` is the first observation of an episode
     episode_over: Array  # [N] bool: the whole game is over, not only a life
     live: Array | None  # [N] bool: False where the environment only reset and ignored the action; None: all are True
+    infos: Mapping[int, Values] = NOTHING  # by environment: what is logged of the episode that has just ended
 
 
 class Envs(ABC):
@@ -103,6 +108,7 @@ class SyncEnvs(Envs):
         obs, reward, terminated, truncated = self._buffers[0]
         write = self._write_to(obs)
         ended: list[tuple[int, bool]] = []
+        infos: dict[int, Values] = {}
         index = 0
         try:
             for index, env in enumerate(self.envs):
@@ -112,6 +118,7 @@ class SyncEnvs(Envs):
                 truncated[index] = trunc
                 if term or trunc:
                     ended.append((index, info.get("episode_over", True)))
+                    infos[index] = info.get(LOGGED, {})
         except InputError:  # from `Episodes`, which name the environment
             raise
         except Exception as error:  # not every step is checked there: a wrong shape, or a reward that is no number
@@ -124,7 +131,7 @@ class SyncEnvs(Envs):
                 self._reset_one(index, write)
                 episode_over[index] = over
         self.obs = obs
-        return EnvStep(obs, reward, terminated, truncated, next_obs, first, episode_over, None)
+        return EnvStep(obs, reward, terminated, truncated, next_obs, first, episode_over, None, infos)
 
     def _write_to(self, obs: Observation) -> Callable[[int, Any], None]:
         if self.layout.plain and isinstance(obs, np.ndarray):
@@ -156,13 +163,16 @@ class Episodes(gym.Wrapper):
     """Seeds every episode, records its actions, and checks what the environment returns.
 
     An episode is restored by replaying its actions. This works where all randomness comes from `reset(seed=...)`.
-    Infos are dropped: nothing reads them, and a worker process would have to send them. With `owns_process` no other
-    environment uses this process, so an episode seeds the global generators too.
+    Of infos only what is logged is kept, at the end of an episode: a worker process would have to send them. With
+    `owns_process` no other environment uses this process, so an episode seeds the global generators too.
     """
 
-    def __init__(self, env: gym.Env, *, seed: int, index: int, owns_process: bool = False) -> None:
+    def __init__(
+        self, env: gym.Env, *, seed: int, index: int, owns_process: bool = False, log_info: Sequence[str] = ()
+    ) -> None:
         super().__init__(env)
         self.seed = seed
+        self.logged = keys_of(log_info)
         self.index = index
         self.owns_process = owns_process
         self.episode = -1
@@ -208,7 +218,7 @@ class Episodes(gym.Wrapper):
             if len(actions) > MAX_ACTIONS:
                 self.actions = None
         try:
-            obs, reward, terminated, truncated, _ = self.env.step(action)
+            obs, reward, terminated, truncated, info = self.env.step(action)
         except InputError:
             raise
         except Exception as error:
@@ -221,6 +231,9 @@ class Episodes(gym.Wrapper):
             problem = observation_problem(self.observation_space, obs)
         if problem:
             raise EnvironmentFault(f"{where(self)}: {problem}")
+        if terminated or truncated:
+            values = values_of(info, self.logged, where(self))
+            return obs, reward, terminated, truncated, {LOGGED: values} if values else {}
         return obs, reward, terminated, truncated, {}
 
     def _other_shape(self, obs: Any) -> bool:

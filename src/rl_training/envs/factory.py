@@ -7,7 +7,7 @@ import functools
 import importlib
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -113,10 +113,18 @@ def nearest_env_ids(env_id: str) -> list[str]:
     return sorted(versions, reverse=True) or difflib.get_close_matches(name, gym.registry, n=3)
 
 
-def make_envs(env_id: str, *, num_envs: int, seed: int, env_kwargs: Mapping[str, Any], training: bool) -> Envs:
-    """N environments. Evaluation (not training) plays whole games: no episodic life."""
+def make_envs(
+    env_id: str,
+    *,
+    num_envs: int,
+    seed: int,
+    env_kwargs: Mapping[str, Any],
+    training: bool,
+    log_info: Sequence[str] = (),
+) -> Envs:
+    """N environments. Evaluation (not training) plays whole games: no episodic life. log_info: see TrainConfig."""
     options, kwargs = split_env_kwargs(env_kwargs)
-    plan = EnvPlan(env_id, num_envs, seed, options.wrappers, kwargs, training, options.env_timeout)
+    plan = EnvPlan(env_id, num_envs, seed, options.wrappers, kwargs, training, options.env_timeout, tuple(log_info))
     if options.backend != "envpool":
         check_env_id(env_id)
     if plan.atari:
@@ -143,6 +151,7 @@ class EnvPlan:
     kwargs: dict[str, Any]  # for gymnasium.make
     training: bool
     env_timeout: float = EnvOptions().env_timeout
+    log_info: tuple[str, ...] = ()
 
     @property
     def atari(self) -> AtariOptions | None:
@@ -208,7 +217,7 @@ def single_env(plan: EnvPlan, index: int, *, owns_process: bool = False) -> gym.
     if plan.wrappers.frame_stack:
         # Zeros before the first observation, as in ale_py's vector environment.
         env = gym.wrappers.FrameStackObservation(env, plan.wrappers.frame_stack, padding_type="zero")
-    env = Episodes(env, seed=plan.seed, index=index, owns_process=owns_process)
+    env = Episodes(env, seed=plan.seed, index=index, owns_process=owns_process, log_info=plan.log_info)
     return atari.EpisodicLife(env) if plan.episodic_life else env
 
 
@@ -218,7 +227,8 @@ def _sync(plan: EnvPlan) -> Envs:
 
 def _async(plan: EnvPlan) -> Envs:
     make = [functools.partial(_in_process, os.getpid(), plan, index) for index in range(plan.num_envs)]
-    return VectorEnvs(Workers(make, env_id=plan.env_id, timeout=plan.env_timeout), restore="episodes")
+    workers = Workers(make, env_id=plan.env_id, timeout=plan.env_timeout)
+    return VectorEnvs(workers, restore="episodes", log_info=plan.log_info)
 
 
 def _in_process(parent: int, plan: EnvPlan, index: int) -> gym.Env:
@@ -237,7 +247,8 @@ def _vector(plan: EnvPlan) -> Envs:
     if plan.wrappers.time_limit:
         kwargs["max_episode_steps"] = plan.wrappers.time_limit
     env = gym.make_vec(plan.env_id, plan.num_envs, vectorization_mode="vector_entry_point", **kwargs)
-    return VectorEnvs(env, seeds=lambda start: episode_seed(plan.seed, 0, start), restore="attributes")
+    seeds = lambda start: episode_seed(plan.seed, 0, start)  # noqa: E731
+    return VectorEnvs(env, seeds=seeds, restore="attributes", log_info=plan.log_info)
 
 
 def _ale(plan: EnvPlan) -> Envs:
@@ -271,7 +282,8 @@ def _ale(plan: EnvPlan) -> Envs:
     def seeds(start: int) -> Array:
         return np.array([episode_seed(plan.seed, index, start) for index in range(plan.num_envs)])
 
-    return VectorEnvs(env, seeds=seeds, episodic_life=plan.episodic_life, single_frame=stack is None)
+    single, log_info = stack is None, plan.log_info
+    return VectorEnvs(env, seeds=seeds, episodic_life=plan.episodic_life, single_frame=single, log_info=log_info)
 
 
 def _envpool(plan: EnvPlan) -> Envs:
@@ -303,7 +315,7 @@ def _envpool(plan: EnvPlan) -> Envs:
         }
     name = re.sub(r"NoFrameskip-v\d+$", "-v5", plan.env_id.removeprefix("ALE/"))
     env = envpool.make_gymnasium(name, num_envs=plan.num_envs, seed=episode_seed(plan.seed, 0, 0), **kwargs)
-    return EnvPoolEnvs(env, num_envs=plan.num_envs, episodic_life=plan.episodic_life)
+    return EnvPoolEnvs(env, num_envs=plan.num_envs, episodic_life=plan.episodic_life, log_info=plan.log_info)
 
 
 BACKENDS: dict[str, Callable[[EnvPlan], Envs]] = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 
 import gymnasium as gym
@@ -12,7 +13,7 @@ from gymnasium import spaces
 from rl_training.data.batch import any_true
 from rl_training.data.normalize import Normalizer, float_boxes
 from rl_training.data.recurrent import remember
-from rl_training.envs.episodes import CHECKED_STEPS, Envs, EnvStep
+from rl_training.envs.episodes import CHECKED_STEPS, NOTHING, Envs, EnvStep
 from rl_training.envs.faults import EnvironmentFault, observation_name, out_of_range, shown
 from rl_training.envs.spaces import model_side
 from rl_training.types import Array, BoxActions, Decision, Memory, Observation, Step
@@ -129,6 +130,7 @@ class FinishedEpisode(NamedTuple):
     env: int
     episode_return: float
     length: int
+    info: Mapping[str, float] = NOTHING  # what is logged of it: see envs/episode_info.py
 
 
 class EpisodeStatistics:
@@ -141,6 +143,7 @@ class EpisodeStatistics:
         self.num_envs, self.num_players = num_envs, num_players
         self.recent_returns: deque[float] = deque(maxlen=RECENT)
         self.recent_lengths: deque[int] = deque(maxlen=RECENT)
+        self.recent_infos: deque[Mapping[str, float]] = deque(maxlen=RECENT)
         self.reset()
 
     def reset(self) -> None:
@@ -158,10 +161,12 @@ class EpisodeStatistics:
         self.finished = []
         if any_true(result.episode_over):
             for env in np.flatnonzero(result.episode_over).tolist():
-                episode = FinishedEpisode(env, float(self.returns[env]), int(self.lengths[env]))
+                info = result.infos.get(env, NOTHING)
+                episode = FinishedEpisode(env, float(self.returns[env]), int(self.lengths[env]), info)
                 self.finished.append(episode)
                 self.recent_returns.append(episode.episode_return)
                 self.recent_lengths.append(episode.length)
+                self.recent_infos.append(episode.info)
             self.forget(result.episode_over)
 
     def forget(self, rows: Any) -> None:

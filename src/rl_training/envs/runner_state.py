@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from typing import Any
 
 import numpy as np
 
@@ -31,10 +32,12 @@ class RunnerState:
             "lengths": statistics.lengths.copy(),
             "recent_returns": list(statistics.recent_returns),
             "recent_lengths": list(statistics.recent_lengths),
+            "recent_infos": [dict(info) for info in statistics.recent_infos],
         }
 
     def state_pattern(self) -> State:
         plain = {"envs": object, "memory": object, "recent_returns": [float], "recent_lengths": [int]}
+        plain["recent_infos"] = [dict]
         return {**self.state_dict(), **plain}  # the environments and `check_memory` check their own entries
 
     def load_state_dict(self, state: State) -> None:
@@ -49,6 +52,7 @@ class RunnerState:
         statistics.lengths = np.array(state["lengths"], np.int64)
         statistics.recent_returns = deque(state["recent_returns"], RECENT)
         statistics.recent_lengths = deque(state["recent_lengths"], RECENT)
+        statistics.recent_infos = deque(numbers(state["recent_infos"]), RECENT)
         statistics.finished = []
         if lost:
             fresh = runner.normalizer.observation(runner.envs.obs) if runner.normalizer else runner.envs.obs
@@ -57,3 +61,8 @@ class RunnerState:
             statistics.forget(lost)
             if runner.normalizer and runner.training:
                 runner.normalizer.forget(lost)
+
+
+def numbers(infos: list[dict[str, Any]]) -> list[dict[str, float]]:
+    """Infos from a file, of which only that they are mappings is known."""
+    return [{str(key): float(value) for key, value in info.items()} for info in infos]

@@ -13,15 +13,16 @@ from rl_training.data.normalize import Normalizer
 from rl_training.data.rollout import Rollout
 from rl_training.data.rollout_parts import JoinedRollout
 from rl_training.envs.factory import spec_of
-from rl_training.envs.runner import RECENT
+from rl_training.envs.runner import RECENT, FinishedEpisode
 from rl_training.envs.tasks import make_normalizer
 from rl_training.runtime.crew import Crew
 from rl_training.runtime.fleet import Arrival, Fleet
-from rl_training.runtime.pool_metrics import PoolMetrics
+from rl_training.runtime.pool_metrics import PoolMetrics, means_of
 from rl_training.runtime.pool_state import PoolState
 from rl_training.runtime.randomness import seed_of
 from rl_training.runtime.recipe import Recipe
 from rl_training.runtime.rollout_worker import Order, Report, WorkerFacts, WorkerPlan
+from rl_training.runtime.sources import last_return
 from rl_training.types import Fields, Metrics, State
 
 
@@ -41,7 +42,7 @@ class ActorPool:
         beside = "actors play while the learner learns, and rollouts that waited for it are not saved"
         self.not_exact = "" if self.lock_step else beside
         self.queue: deque[Arrival] = deque()
-        self.episodes: deque[tuple[float, int]] = deque(maxlen=RECENT)
+        self.episodes: deque[FinishedEpisode] = deque(maxlen=RECENT)
         self.dropped_steps = 0  # env steps that were dropped since the last `collect`
         self.lost: list[int] = []  # environments that a checkpoint could not give back
         self.hp: Any = None
@@ -135,6 +136,10 @@ class ActorPool:
     def recent(self) -> dict[str, Metrics]:
         with self.crew.changed:
             return {self.names[0]: self.metrics.read(self.episodes, self.crew.restarts)}
+
+    def latest(self) -> dict[str, Metrics]:
+        known = list(self.episodes)
+        return {self.names[0]: means_of(known) | last_return([episode.episode_return for episode in known])}
 
     def try_acting(self) -> None:
         self.crew.ask("try", [None] * self.execution.actors)

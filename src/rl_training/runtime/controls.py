@@ -66,6 +66,11 @@ class Controls:
         """Every scalar in force, under its own name; one that is switched off is left out."""
         return {name: value for name in self.scalars if (value := getattr(hp, name)) is not None}
 
+    @property
+    def automatic(self) -> tuple[str, ...]:
+        """The scalars that the algorithm learns or computes itself, which the config spells auto."""
+        return tuple(name for name in self.scalars if self.declared[name].auto and getattr(self.initial, name) is None)
+
     def take_writes(self, learner: Any, in_force: Any) -> None:
         """Keep the values that a callback wrote to the learner, whose `hp` were `in_force`.
 

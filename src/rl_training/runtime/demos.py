@@ -78,7 +78,7 @@ def play(player: Player, config: TrainConfig, number: int, num_episodes: int, *,
             for env in np.flatnonzero(step.get("live", np.ones(len(remaining), bool))).tolist():
                 if remaining[env]:
                     steps[env].append(_row(step, env))
-            for env, _, _ in runner.statistics.finished:
+            for env, *_ in runner.statistics.finished:
                 if remaining[env]:
                     remaining[env] -= 1
                     ends[env].append(len(steps[env]))

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 from rl_training.acting.actor import Actor
 from rl_training.config import Task, TrainConfig
 from rl_training.data.normalize import Normalizer
+from rl_training.envs.episode_info import info_means
 from rl_training.envs.episodes import Envs
 from rl_training.envs.factory import make_envs, split_env_kwargs
 from rl_training.envs.faults import EnvironmentFault
@@ -97,6 +98,7 @@ def metrics_of(episodes: EpisodesOfTasks, players: Sequence[Player], config: Tra
             "eval_return_mean": fmean(returns),
             "eval_return_std": pstdev(returns),
             "eval_return_min": min(returns),
+            **info_means("eval", [episode.info for episode in episodes[env_id]]),
         }
         if player.spaces.num_players == 2:
             each[env_id]["eval_win_rate"] = fmean(episode_return > 0 for episode_return in returns)
@@ -110,7 +112,8 @@ def describe_evaluation(metrics: Metrics) -> str:
     each = [f"{name.removeprefix(prefix)} {value:.1f}" for name, value in metrics.items() if name.startswith(prefix)]
     tasks = f" of each task: {', '.join(each)}" if each else ""
     won = f", {metrics['eval_win_rate']:.0%} won" if "eval_win_rate" in metrics else ""
-    return f"{mean:.1f} ± {std:.1f} over {episodes:.0f} episodes{won}{tasks}"
+    succeeded = f", {metrics['eval_success_rate']:.0%} succeeded" if "eval_success_rate" in metrics else ""
+    return f"{mean:.1f} ± {std:.1f} over {episodes:.0f} episodes{won}{succeeded}{tasks}"
 
 
 def play(
@@ -164,7 +167,8 @@ def make_runner(
     """The evaluation environments of a task; an InputError if their spaces are not those of the policy."""
     task, seed = config.tasks[number], seed_of(config.seed, stream, number)
     env_kwargs = task.eval_env_kwargs if film is None else film.env_kwargs
-    envs = make_envs(task.env_id, num_envs=num_envs, seed=seed, env_kwargs=env_kwargs, training=False)
+    how: dict[str, Any] = {"env_kwargs": env_kwargs, "training": False, "log_info": task.log_info}
+    envs = make_envs(task.env_id, num_envs=num_envs, seed=seed, **how)
     try:
         _, spaces = model_side(envs, player.box_actions, player.normalizer)
         for what in ("observation", "action"):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import time
 from collections.abc import Collection, Iterator
 from statistics import fmean
 
 from rl_training.config import Execution
+from rl_training.envs.runner import FinishedEpisode
 from rl_training.runtime.rollout_worker import Report
+from rl_training.runtime.sources import episode_means
 from rl_training.types import Metrics
 
 SHORTEST = 0.5  # seconds for which a speed is measured at least
@@ -51,15 +52,14 @@ class PoolMetrics:
         finally:
             self._waited += time.perf_counter() - began
 
-    def read(self, episodes: Collection[tuple[float, int]], restarts: int) -> Metrics:
+    def read(self, episodes: Collection[FinishedEpisode], restarts: int) -> Metrics:
         """The counts so far, and the speeds since the last call."""
         seconds = time.perf_counter() - self._since
         if seconds >= SHORTEST or not self._rates:
             self._rates = self._measured(max(seconds, 1e-9))
             self.begin()
         return {
-            "train_return_mean": fmean(each for each, _ in episodes) if episodes else math.nan,
-            "train_length_mean": fmean(length for _, length in episodes) if episodes else math.nan,
+            **means_of(episodes),
             **self._rates,
             "rollouts_dropped": self.dropped,
             "actor_restarts": restarts,
@@ -79,3 +79,12 @@ class PoolMetrics:
         if not self._between:
             return self._rates.get("actor_waiting", 0.0)
         return min(1.0, max(0.0, 1.0 - self._playing / self._between))
+
+
+def means_of(episodes: Collection[FinishedEpisode]) -> Metrics:
+    known = list(episodes)
+    return episode_means(
+        [episode.episode_return for episode in known],
+        [episode.length for episode in known],
+        [episode.info for episode in known],
+    )

@@ -6,7 +6,8 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from rl_training.data.state_check import StateMismatch
-from rl_training.envs.runner import RECENT
+from rl_training.envs.runner import RECENT, FinishedEpisode
+from rl_training.envs.runner_state import numbers
 from rl_training.types import State
 
 if TYPE_CHECKING:
@@ -24,17 +25,19 @@ class PoolState:
         return {
             "num_envs": self.pool.config.num_envs,
             "workers": self.pool.states(),
-            "recent_returns": [episode_return for episode_return, _ in episodes],
-            "recent_lengths": [length for _, length in episodes],
+            "recent_returns": [episode.episode_return for episode in episodes],
+            "recent_lengths": [episode.length for episode in episodes],
+            "recent_infos": [dict(episode.info) for episode in episodes],
         }
 
     def state_pattern(self) -> State:
-        return {"num_envs": int, "workers": list, "recent_returns": [float], "recent_lengths": [int]}
+        recent = {"recent_returns": [float], "recent_lengths": [int], "recent_infos": [dict]}
+        return {"num_envs": int, "workers": list, **recent}
 
     def load_state_dict(self, state: State) -> None:
         workers, expected = len(state["workers"]), self.pool.execution.actors
         if workers != expected:
             raise StateMismatch(f"runner.workers are {workers}, but execution.actors is {expected}")
         self.pool.load_states(state["workers"])
-        episodes = zip(state["recent_returns"], state["recent_lengths"], strict=True)
-        self.pool.episodes = deque(episodes, RECENT)
+        recent = zip(state["recent_returns"], state["recent_lengths"], numbers(state["recent_infos"]), strict=True)
+        self.pool.episodes = deque((FinishedEpisode(-1, *each) for each in recent), RECENT)

@@ -55,8 +55,8 @@ def table(controls: Controls) -> list[tuple[str, list[float]]]:
     return [(name, [*scheduled_values(controls, name, steps), *extremes(controls, name)]) for name in controls.varying]
 
 
-def plot(values: list[float], *, width: int = 60, height: int = 8) -> list[str]:
-    """A line chart of evenly spaced values in braille: `height` lines of `width` characters after the axis labels.
+def plot(values: list[float], *, width: int = 60, height: int = 9) -> list[str]:
+    """A line chart of evenly spaced values in braille: `height` lines of `width` characters right of a labelled axis.
 
     A character is two dots wide and four dots high.
     """
@@ -71,13 +71,31 @@ def plot(values: list[float], *, width: int = 60, height: int = 8) -> list[str]:
         for dot in range(min(y, previous), max(y, previous) + 1):
             cells[dot // 4][x // 2] |= _DOTS[dot % 4][x % 2]
         previous = y
-    labels = {0: f"{high:.4g}", height - 1: f"{low:.4g}"}
-    return [f"{labels.get(i, ''):>10} ┤" + "".join(chr(0x2800 + cell) for cell in row) for i, row in enumerate(cells)]
+    labels = y_labels(low, high, height)
+    return [labels[line] + "".join(chr(0x2800 + cell) for cell in row) for line, row in enumerate(cells)]
 
 
-def axis(horizon: int, *, width: int = 60) -> str:
-    """The line below a plot: the env steps at its left and right end."""
-    return f"{'':>12}0{f'{horizon:,} env steps':>{width - 1}}"
+def y_labels(low: float, high: float, height: int) -> list[str]:
+    """The left axis: in every second line, and in the first and the last, the value at its middle."""
+    lines = []
+    for line in range(height):
+        share = 1 - line / (height - 1) if height > 1 else 1.0
+        marked = line in (0, height - 1) or (line % 2 == 0 and line < height - 2)
+        value = high if line == 0 else low + share * (high - low)
+        lines.append(f"{value:>10.4g} ┤" if marked and (high > low or line == 0) else f"{'':>10} │")
+    return lines
+
+
+def axis(horizon: int, *, width: int = 60, ticks: int = 4) -> str:
+    """The axis below a plot: env steps at both ends and between them."""
+    places = [round(tick * (width - 1) / ticks) for tick in range(ticks + 1)]
+    line = "".join("┬" if place in places else "─" for place in range(width))
+    marks = [f"{round(tick * horizon / ticks):,}" for tick in range(ticks + 1)]
+    texts = ""
+    for place, mark in zip(places, marks, strict=True):
+        start = max(len(texts) + 1 if texts else 0, min(place - len(mark) // 2, width - len(mark)))
+        texts = texts.ljust(max(0, start)) + mark
+    return f"{'':>10} └{line}\n{'':>12}{texts} env steps"
 
 
 def sampled(controls: Controls, name: str, points: int = 600) -> tuple[list[int], list[float]]:

@@ -29,6 +29,8 @@ MAX_ROWS = 8  # in a column of the live display
 LINE_CELLS = 2  # of a group in a plain line
 TASK_RETURN = of_task("train_return_mean", "")  # prefix of the returns of single tasks
 RETURNS = {"train": "train_return_mean", "eval": "eval_return_mean"}
+LAST = "train_return_last"  # of the last episode
+SUCCESS = {"train": "train_success_rate", "eval": "eval_success_rate"}
 ACTORS = {  # of a run whose actors play while the learner learns
     "lag": "policy_lag_mean",
     "largest lag": "policy_lag_max",
@@ -94,9 +96,12 @@ class Progress:
     """
 
     ticks = False  # whether `tick` does anything
+    latest: Callable[[], Metrics] = staticmethod(dict)  # what changes between log lines: returns
 
-    def __init__(self, *, schedule_names: Collection[str] = (), stream: TextIO | None = None) -> None:
-        self.schedule_names = tuple(schedule_names)
+    def __init__(
+        self, *, schedule_names: Collection[str] = (), auto_names: Collection[str] = (), stream: TextIO | None = None
+    ) -> None:
+        self.schedule_names, self.auto_names = tuple(schedule_names), tuple(auto_names)
         self.stream: Any = LastingStream(stream if stream is not None else sys.stdout)
         self.metrics: Metrics = {}
         self._closing = contextlib.ExitStack()
@@ -200,15 +205,17 @@ class Progress:
         return ", ".join(shown)
 
     def groups(self) -> dict[str, dict[str, float]]:
-        """The metrics to show, by column."""
-        metrics = self.metrics
+        """The metrics to show, by column: those of the last log line, but returns as they are now."""
+        metrics = {**self.metrics, **self.latest()}
         shown = {
-            "return": {name: metrics.get(key, math.nan) for name, key in RETURNS.items()},
+            "return": {name: metrics.get(key, math.nan) for name, key in RETURNS.items()} | last_cell(metrics),
+            "success": {name: metrics[key] for name, key in SUCCESS.items() if key in metrics},
             "task": {
                 name.removeprefix(TASK_RETURN): value for name, value in metrics.items() if name.startswith(TASK_RETURN)
             },
             "loss": {name: value for name, value in metrics.items() if is_loss(name) and not is_of_task(name)},
             "schedule": {name: metrics[name] for name in self.schedule_names if name in metrics},
+            "auto": {name: metrics[name] for name in self.auto_names if name in metrics},
             "actors": actor_cells(metrics),
         }
         return {group: values for group, values in shown.items() if values}
@@ -260,8 +267,8 @@ class LiveProgress(Progress):
 
     ticks = True
 
-    def __init__(self, *, schedule_names: Collection[str] = (), stream: TextIO | None = None) -> None:
-        super().__init__(schedule_names=schedule_names, stream=stream)
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
         from rich.console import Console
         from rich.live import Live
 
@@ -310,7 +317,7 @@ class LiveProgress(Progress):
         heading.add_column(no_wrap=True, justify="right")
         heading.add_row(Text(self.title, style="bold", overflow="ellipsis"), Text(self.activity(), style="cyan"))
         waits = [Text(line, style="cyan") for line in bottleneck(self.metrics)]
-        return Group(heading, bar, columns, *waits) if self.metrics else Group(heading, bar)
+        return Group(heading, bar, columns, *waits) if self.metrics or self.latest() else Group(heading, bar)
 
 
 def _column(group: str, values: Mapping[str, float]) -> Any:
@@ -329,16 +336,21 @@ def _column(group: str, values: Mapping[str, float]) -> Any:
 
 
 def make_progress(
-    mode: str = "auto", *, schedule_names: Collection[str] = (), stream: TextIO | None = None
+    mode: str = "auto",
+    *,
+    schedule_names: Collection[str] = (),
+    auto_names: Collection[str] = (),
+    stream: TextIO | None = None,
 ) -> Progress:
-    """auto, live, plain or silent. `schedule_names`: the hyperparameters whose value in force is shown."""
+    """auto, live, plain or silent. `schedule_names`: the hyperparameters whose value in force is shown; `auto_names`:
+    those that the algorithm learns or computes."""
     stream = stream if stream is not None else sys.stdout
     if mode == "auto":
         mode = "live" if can_redraw(stream) else "plain"
     kinds: dict[str, type[Progress]] = {"live": LiveProgress, "plain": PlainProgress, "silent": Progress}
     if mode not in kinds:
         raise InputError(f"progress must be one of auto, {', '.join(kinds)}, got {mode!r}")
-    return kinds[mode](schedule_names=schedule_names, stream=stream)
+    return kinds[mode](schedule_names=schedule_names, auto_names=auto_names, stream=stream)
 
 
 def can_redraw(stream: TextIO) -> bool:
@@ -361,6 +373,10 @@ def summary(
     if commands:
         lines += ["", "Next:", *(f"  {name:<{width}}  {command}" for name, command in commands.items())]
     print("\n".join(lines), file=LastingStream(stream), flush=True)
+
+
+def last_cell(metrics: Metrics) -> Metrics:
+    return {"last": metrics[LAST]} if LAST in metrics else {}
 
 
 def actor_cells(metrics: Metrics) -> Metrics:

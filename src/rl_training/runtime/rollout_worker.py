@@ -17,6 +17,7 @@ from rl_training.data.rollout import Rollout
 from rl_training.data.rollout_parts import memory_fields, part_fields
 from rl_training.data.state_check import compare_state
 from rl_training.envs.episodes import seed_process
+from rl_training.envs.runner import FinishedEpisode
 from rl_training.envs.runner_state import RunnerState
 from rl_training.envs.tasks import spaces_to_json
 from rl_training.errors import InputError
@@ -60,7 +61,7 @@ class Report(NamedTuple):
     worker: int
     version: int  # of the weights that played it
     env_steps: int
-    episodes: list[tuple[float, int]]  # (return, length) of those that were finished
+    episodes: list[FinishedEpisode]
     seconds: float
     observed: Observed | None
 
@@ -108,8 +109,8 @@ class RolloutWorker:
             if self._fresh:  # its observations were normalised before it knew the statistics of all
                 self.runner.obs = self.normalizer.observation(self.runner.raw_obs)
         self._fresh = False
-        episodes: list[tuple[float, int]] = []
-        env_steps = fill(rollout, self.runner, actor.act, lambda _: episodes.extend(finished(self.runner)))
+        episodes: list[FinishedEpisode] = []
+        env_steps = fill(rollout, self.runner, actor.act, lambda _: episodes.extend(self.runner.statistics.finished))
         seen = observed(self.normalizer, order.statistics_version) if self.normalizer is not None else None
         return Report(self.plan.worker, weights.version, env_steps, episodes, time.perf_counter() - started, seen)
 
@@ -157,11 +158,6 @@ class RolloutWorker:
 
     def close(self) -> None:
         self.runner.close()
-
-
-def finished(runner: Any) -> list[tuple[float, int]]:
-    """(return, length) of the episodes that the last step finished."""
-    return [(episode_return, length) for _, episode_return, length in runner.statistics.finished]
 
 
 def described(error: BaseException) -> tuple[str, str]:

@@ -19,7 +19,7 @@ from rl_training.runtime.checkpoints import Checkpoint
 from rl_training.runtime.controls import Controls
 from rl_training.runtime.execution import open_source
 from rl_training.runtime.interrupts import Interrupts
-from rl_training.runtime.metrics import RunningMeans
+from rl_training.runtime.metrics import RunningMeans, over_tasks
 from rl_training.runtime.outcome import TrainingInterrupted, TrainResult, last_good
 from rl_training.runtime.preview import schedule_warnings
 from rl_training.runtime.progress import Progress, make_progress
@@ -61,13 +61,15 @@ class TrainingRun:
         self.earlier_seconds = 0.0  # that the runs took which this one was resumed from
         self.metrics: Metrics = {}
         self.means = RunningMeans()
+        self.noted: set[str] = set()  # keys of `log_info` that were said to be missing
         self.stop_reason: str | None = None
         self.evaluation = RunEvaluations(self)
         self.checkpoints = RunCheckpoints(self, resume)
         self.parts = self.checkpoints.parts
         self.interrupts = Interrupts(partial(interrupt, self))
         self.entered = False
-        self.progress: Progress = make_progress(progress, schedule_names=tuple(self.controls.varying))
+        varying, automatic = tuple(self.controls.varying), self.controls.automatic
+        self.progress: Progress = make_progress(progress, schedule_names=varying, auto_names=automatic)
         with contextlib.ExitStack() as undo:  # a run that cannot be made leaves the process as it was
             undo.callback(torch.set_num_threads, torch.get_num_threads())
             undo.enter_context(own_global_state(seed_of(config.seed, "process")))
@@ -206,6 +208,7 @@ def begin(run: TrainingRun) -> None:
     run.slow_kernels = quick_kernels(run.device, convolutions=convolutions)
     run.interrupts.install()
     title = f"{run.config.algo} on {', '.join(run.source.names)}"
+    run.progress.latest = lambda: over_tasks(run.source.latest())
     run.progress.start(run.config.total_timesteps, title, run.step)
     for line in [*resume_notes(run), *(f"warning: {line}" for line in schedule_warnings(run.controls))]:
         run.progress.message(line)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import TYPE_CHECKING
 
+from rl_training.envs.episode_info import metric_name
 from rl_training.runtime.metrics import TrainingDiverged, check_finite, over_tasks
 from rl_training.runtime.outcome import last_good
 from rl_training.types import Metrics
@@ -24,8 +26,19 @@ def write_log(run: TrainingRun) -> None:
     run.metrics |= record
     run.log.write(record, wall_seconds=run.wall_seconds)
     run.progress.update(run.step, run.metrics)
+    note_missing_info(run, record)
     while run.source.notes:
         run.progress.message(run.source.notes.pop(0))
+
+
+def note_missing_info(run: TrainingRun, record: Metrics) -> None:
+    """Say once which keys of `log_info` no finished episode has had: they may be misspelt."""
+    if math.isnan(record["train_return_mean"]):
+        return
+    for key in run.config.log_info:
+        if metric_name("train", key) not in record and key not in run.noted:
+            run.noted.add(key)
+            run.source.notes.append(f"log_info: no episode so far had a number {key!r} in its info when it ended")
 
 
 def current(run: TrainingRun) -> Metrics:

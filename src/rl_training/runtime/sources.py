@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from statistics import fmean
 from typing import Any, Protocol
 
@@ -16,6 +16,7 @@ from rl_training.acting.actor import Actor, RandomActor
 from rl_training.config import Task, TrainConfig
 from rl_training.data.normalize import Normalizer
 from rl_training.data.rollout import Rollout
+from rl_training.envs.episode_info import info_means
 from rl_training.envs.factory import make_envs
 from rl_training.envs.runner import Act, EnvRunner
 from rl_training.envs.runner_state import RunnerState
@@ -46,6 +47,10 @@ class Source(Protocol):
 
     def recent(self) -> dict[str, Metrics]:
         """By task: means over the last finished episodes, NaN before the first, and what else the source measures."""
+
+    def latest(self) -> dict[str, Metrics]:
+        """By task: the means over the last finished episodes and the return of the last, at any time and from any
+        thread."""
 
     def try_acting(self) -> None:
         """Choose actions and drop them: an error shows that actors, observations and memory do not fit together."""
@@ -106,6 +111,10 @@ class LocalSource:
 
     def recent(self) -> dict[str, Metrics]:
         return {name: _recent(runner) for name, runner in zip(self.names, self.runners, strict=True)}
+
+    def latest(self) -> dict[str, Metrics]:
+        each = zip(self.names, self.runners, strict=True)
+        return {name: _recent(runner) | last_return(list(runner.statistics.recent_returns)) for name, runner in each}
 
     def try_acting(self) -> None:
         for runner, actor in zip(self.runners, self.actors, strict=True):
@@ -226,7 +235,8 @@ class PublishedWeights:
 
 def make_runner(recipe: Recipe, task: Task, num_envs: int, seed: int) -> EnvRunner:
     """The training environments of a task."""
-    envs = make_envs(task.env_id, num_envs=num_envs, seed=seed, env_kwargs=task.env_kwargs, training=True)
+    how: dict[str, Any] = {"env_kwargs": task.env_kwargs, "training": True, "log_info": task.log_info}
+    envs = make_envs(task.env_id, num_envs=num_envs, seed=seed, **how)
     try:
         return EnvRunner(
             envs,
@@ -257,8 +267,20 @@ def open_local(config: TrainConfig, recipe: Recipe, *, simulate_lag: int = 0) ->
 
 
 def _recent(runner: EnvRunner) -> Metrics:
-    returns, lengths = runner.statistics.recent_returns, runner.statistics.recent_lengths
+    own = runner.statistics  # copied at once, because another thread may add to it meanwhile
+    return episode_means(list(own.recent_returns), list(own.recent_lengths), list(own.recent_infos))
+
+
+def last_return(returns: Sequence[float]) -> Metrics:
+    return {"train_return_last": returns[-1]} if returns else {}
+
+
+def episode_means(
+    returns: Collection[float], lengths: Collection[int], infos: Collection[Mapping[str, float]]
+) -> Metrics:
+    """Of the last finished episodes of training."""
     return {
         "train_return_mean": fmean(returns) if returns else math.nan,
         "train_length_mean": fmean(lengths) if lengths else math.nan,
+        **info_means("train", infos),
     }
