@@ -16,10 +16,12 @@ import yaml
 from rl_training.config import TrainConfig, config_fields
 from rl_training.errors import ConfigError, InputError, MissingPackage, nearest
 from rl_training.runtime.atomic_files import write_text_atomic
-from rl_training.runtime.bench import named_configs
-from rl_training.runtime.default_space import default_space
-from rl_training.runtime.job_process import PRUNED
-from rl_training.runtime.jobs import (
+from rl_training.runtime.loading import build_config
+from rl_training.runtime.search_space import Space
+from rl_training.studies.bench import named_configs
+from rl_training.studies.default_space import default_space
+from rl_training.studies.job_process import PRUNED
+from rl_training.studies.jobs import (
     Job,
     Jobs,
     JobsInterrupted,
@@ -30,9 +32,7 @@ from rl_training.runtime.jobs import (
     make_place,
     plain_config,
 )
-from rl_training.runtime.jobs_view import make_view
-from rl_training.runtime.loading import build_config
-from rl_training.runtime.search_space import Space
+from rl_training.studies.jobs_view import make_view
 from rl_training.types import Metrics
 
 try:

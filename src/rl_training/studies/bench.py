@@ -11,7 +11,8 @@ from typing import Any, TypeAlias
 
 from rl_training.config import TrainConfig
 from rl_training.errors import InputError
-from rl_training.runtime.jobs import (
+from rl_training.runtime.loading import as_config, load_config
+from rl_training.studies.jobs import (
     Job,
     Jobs,
     JobsInterrupted,
@@ -21,8 +22,7 @@ from rl_training.runtime.jobs import (
     make_place,
     plain_config,
 )
-from rl_training.runtime.jobs_view import SilentView, make_view
-from rl_training.runtime.loading import as_config, load_config
+from rl_training.studies.jobs_view import SilentView, make_view
 from rl_training.types import Metrics
 
 AnyConfig: TypeAlias = TrainConfig | dict[str, Any] | str | Path
@@ -92,7 +92,7 @@ class Grid:
         for seed in seeds:  # the first seed of each config first: all can be compared early
             for name, config in configs.items():
                 job = f"{name} seed {seed}"
-                plain = plain_config(dataclasses.asdict(dataclasses.replace(config, seed=seed)), name)
+                plain = plain_config(dataclasses.asdict(dataclasses.replace(config, seed=seed, tune={})), name)
                 self.jobs.append(Job(job, folder / name / f"seed{seed}", plain, allow_import))
                 self.grid[job] = name, seed
         self.waiting = deque(self.jobs)
