@@ -24,7 +24,8 @@ from rl_training.errors import InputError
 from rl_training.runtime.checkpoints import STEP_NAME, Checkpoint, open_checkpoint
 from rl_training.runtime.loading import build_config
 from rl_training.runtime.metadata import update_metadata
-from rl_training.runtime.outcome import TrainingInterrupted
+from rl_training.runtime.metrics import TrainingDiverged
+from rl_training.runtime.outcome import TrainingFailed, TrainingInterrupted
 from rl_training.runtime.workflows import evaluate_checkpoint, resume_training, train
 from rl_training.types import Metrics
 
@@ -151,7 +152,7 @@ def main(descriptor: str) -> int:
         end = {"status": "interrupted"}
     except Exception as error:
         traceback.print_exc()
-        known = isinstance(error, InputError)
+        known = isinstance(error, InputError | TrainingDiverged | TrainingFailed)
         end = {"status": "failed", "error": str(error) if known else f"{type(error).__name__}: {error}"}
     line.send("end", **end)
     return int(end["status"] == "failed")
