@@ -4,7 +4,7 @@ CONFIG ?= configs/ppo/cartpole.yaml
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check install --quiet --constraint constraints.txt
-EXTRAS ?= dev,atari,mujoco,box2d,minari,ray
+EXTRAS ?= dev,atari,mujoco,box2d,minari,onnx,ray,video
 DEV := $(VENV)/.installed-$(EXTRAS)
 
 .PHONY: train test lint format accept bench docs clean

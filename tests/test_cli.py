@@ -7,6 +7,7 @@ import json
 import math
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -248,7 +249,8 @@ def test_resume_passes_its_options_on(tmp_path, monkeypatch):
     (resumed,) = (tmp_path / "b").iterdir()
     assert load_config(resumed / "config.yaml").horizon == 1024
     given = {}
-    monkeypatch.setattr(workflows, "evaluate_checkpoint", lambda path, **options: given.update(options) or {})
+    played = SimpleNamespace(metrics={})
+    monkeypatch.setattr(workflows, "play_checkpoint", lambda path, **options: given.update(options) or played)
     cli("eval", "--checkpoint", folder, "--device", "cpu")
     assert given["device"] == "cpu"
 

@@ -8,6 +8,7 @@ import pytest
 
 from rl_training import evaluate_checkpoint, resume_training, train
 from rl_training.config import tasks_of
+from rl_training.envs.runner import FinishedEpisode
 from rl_training.errors import InputError
 from rl_training.runtime import evaluation
 from test_contract import same, weights
@@ -111,7 +112,8 @@ def test_normalising_follows_training(name, tiny_config):
 
 
 def test_the_worst_episode_is_reported(tiny_config, monkeypatch):
-    monkeypatch.setattr(evaluation, "_returns", lambda *_: [3.0, -5.0, 1.0])
+    episodes = [FinishedEpisode(0, episode_return, 9) for episode_return in (3.0, -5.0, 1.0)]
+    monkeypatch.setattr(evaluation, "play", lambda *_, **__: episodes)
     assert train(tiny_config("a2c"), progress="silent").metrics["eval_return_min"] == -5.0
 
 

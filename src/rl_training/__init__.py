@@ -18,10 +18,12 @@ if TYPE_CHECKING:
         resolve_temperature,
     )
     from rl_training.runtime.demos import record_demonstrations
+    from rl_training.runtime.exporting import export_policy
     from rl_training.runtime.loading import load_config
     from rl_training.runtime.metadata import latest_run
     from rl_training.runtime.outcome import TrainingFailed, TrainingInterrupted, TrainResult
     from rl_training.runtime.policy import Policy
+    from rl_training.runtime.recording import record_video
     from rl_training.runtime.workflows import (
         ALGORITHMS,
         evaluate_checkpoint,
@@ -44,10 +46,12 @@ _HOMES = {
     "resolve_entropy_coefficient": "runtime.controls",
     "resolve_num_simulations": "runtime.controls",
     "resolve_temperature": "runtime.controls",
+    "export_policy": "runtime.exporting",
     "record_demonstrations": "runtime.demos",
     "load_config": "runtime.loading",
     "latest_run": "runtime.metadata",
     "Policy": "runtime.policy",
+    "record_video": "runtime.recording",
     "TrainResult": "runtime.outcome",
     "TrainingFailed": "runtime.outcome",
     "TrainingInterrupted": "runtime.outcome",
@@ -74,11 +78,13 @@ __all__ = [
     "TuneResult",
     "bench",
     "evaluate_checkpoint",
+    "export_policy",
     "latest_run",
     "load_config",
     "load_policy",
     "predict_checkpoint",
     "record_demonstrations",
+    "record_video",
     "resolve_clip_coefficient",
     "resolve_entropy_coefficient",
     "resolve_num_simulations",

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+import copy
+import dataclasses
+from typing import Any, Protocol, TypeVar
 
 import gymnasium as gym
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from rl_training.acting.exportable import (
+    Exportable,
+    ExportedActorCritic,
+    ExportedQNetwork,
+    ExportedSquashedGaussian,
+)
 from rl_training.acting.paths import make_forward
 from rl_training.data.history import num_rows
 from rl_training.errors import InputError
@@ -18,6 +26,8 @@ from rl_training.models.phasic import ARCHITECTURES, PhasicActorCritic
 from rl_training.models.q_network import QNetwork
 from rl_training.models.sac import SquashedGaussianPolicy
 from rl_training.types import Array, Decision, Memory, Observation, Spaces, State, Weights
+
+A = TypeVar("A")
 
 
 class Actor(Protocol):
@@ -106,6 +116,10 @@ class ActorCriticActor(NetworkActor):
         policy = self.model.acting_policy(output)
         return decide(policy, value, memory, sample=explore or not self.hp.deterministic_eval, rng=rng)
 
+    def exportable(self) -> Exportable:
+        network = ExportedActorCritic(self.model)
+        return Exportable(network, {}, without(self, deterministic_eval=True), lambda obs, _: self.forward(obs)[0])
+
 
 class VersionedActor(ActorCriticActor):
     """Also stores the version of its weights with each step: how old the policy is when a learner uses the step."""
@@ -149,6 +163,10 @@ class EpsilonGreedyActor(NetworkActor):
             action[random] = uniform[random] * (q.shape[-1] / epsilon)
         return Decision(action, memory, {})
 
+    def exportable(self) -> Exportable:
+        network = ExportedQNetwork(self.model)
+        return Exportable(network, {}, without(self, eval_epsilon=0.0), lambda obs, _: self.forward(obs)[0])
+
 
 class SquashedGaussianActor(NetworkActor):
     """Samples from the policy of soft actor-critic."""
@@ -168,6 +186,21 @@ class SquashedGaussianActor(NetworkActor):
         (output,) = self.forward(obs)
         action = choose(self.model.policy(output), sample=explore or not self.hp.deterministic_eval, rng=rng)
         return Decision(action.reshape(len(action), *(self.spaces.action.shape or ())), memory, {})
+
+    def exportable(self) -> Exportable:
+        def scores(obs: Observation, _: Memory) -> Array:
+            mean: Array = self.model.policy(self.forward(obs)[0]).mean
+            return mean
+
+        network = ExportedSquashedGaussian(self.model, self.spaces.action.shape or ())
+        return Exportable(network, {}, without(self, deterministic_eval=True), scores)
+
+
+def without(actor: A, **randomness: Any) -> A:
+    """The actor with other hyperparameters, for decisions without randomness."""
+    other = copy.copy(actor)
+    other.hp = dataclasses.replace(actor.hp, **randomness)  # type: ignore[attr-defined]
+    return other
 
 
 class RandomActor:

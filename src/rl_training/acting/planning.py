@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from rl_training.acting.actor import NetworkActor
+from rl_training.acting.exportable import MASK, MAX_ACTION, Exportable, ExportedPrior
 from rl_training.acting.fused import fused_network
 from rl_training.acting.inference import GraphInference
 from rl_training.acting.paths import make_inference, runs_inside_search
@@ -28,9 +29,6 @@ from rl_training.types import Array, Decision, Field, Fields, History, Memory, O
 if TYPE_CHECKING:
     from rl_training.ops.search import Evaluation, Rules, SearchResult
     from rl_training.ops.tree import Perceptrons, PrefixLSTM, SearchConstants
-
-MASK = "action_mask"  # entry of a Dict observation: the legal actions
-MAX_ACTION = 0.999  # in float32, atanh of a larger action is inaccurate
 
 
 class Root(NamedTuple):
@@ -295,6 +293,41 @@ class PlanningActor(NetworkActor):
 
     def refresh(self) -> None:
         self.planner.refresh()
+
+    def exportable(self) -> Exportable:
+        prior = PriorActor(self.planner)
+        network = ExportedPrior(self.model, self.spaces.action)
+        return Exportable(network, {}, prior, lambda obs, _: prior.scores(obs), searches(self.hp))
+
+
+class PriorActor:
+    """Acts by the policy that a planner's searches begin with: the best action without a search."""
+
+    def __init__(self, planner: Planner) -> None:
+        self.planner = planner
+
+    def act(self, obs: Observation, memory: Memory, *, explore: bool, rng: np.random.Generator) -> Decision:
+        shape, scores = self.planner.action_shape, self.scores(obs)
+        if shape is None:
+            return Decision(best_legal_of(scores, obs), memory, {})
+        action = np.clip(np.tanh(scores), -MAX_ACTION, MAX_ACTION)
+        return Decision(action.reshape(-1, *shape), memory, {})
+
+    def scores(self, obs: Observation, history: History | None = None) -> Array:
+        """[B, A] logits, or [B, D] the means of continuous actions before tanh."""
+        policy = self.planner.inference.initial(obs, 0, history)[:, :-2]
+        return policy if self.planner.action_shape is None else np.split(policy, 2, 1)[0]
+
+
+def best_legal_of(logits: Array, obs: Observation) -> Array:
+    """[B] The legal actions with the largest of logits [B, A]."""
+    legal = obs[MASK].astype(bool) if isinstance(obs, dict) and MASK in obs else np.ones_like(logits, bool)
+    return cast(Array, np.where(legal, logits, -np.inf).argmax(-1))
+
+
+def searches(hp: Any) -> str:
+    simulations = search_arguments(hp, explore=False)["num_simulations"]
+    return f"the search of {simulations} simulations: this is the policy prior of the network, which plays worse"
 
 
 MODEL_SETTINGS = (

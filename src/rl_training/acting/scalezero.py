@@ -5,16 +5,28 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import torch
 
 from rl_training.acting.actor import NetworkOwner
-from rl_training.acting.planning import Plan, Planner, plan_by_visits, plan_extras, search_arguments
+from rl_training.acting.exportable import Exportable, ExportedTask
+from rl_training.acting.planning import (
+    Plan,
+    Planner,
+    PriorActor,
+    best_legal_of,
+    plan_by_visits,
+    plan_extras,
+    search_arguments,
+    searches,
+)
 from rl_training.data.history import check_history, empty_history, extended_history, to_history, to_memory
+from rl_training.envs.spaces import ObservationLayout
 from rl_training.models.moe import Adapters
 from rl_training.models.scalezero import ScaleZeroModel
 from rl_training.models.world_transformer import Size
-from rl_training.types import Decision, Memory, Observation, Spaces, State, Weights
+from rl_training.types import Array, Decision, Field, Fields, History, Memory, Observation, Spaces, State, Weights
 
 
 class ScaleZeroActor(NetworkOwner):
@@ -93,6 +105,11 @@ class TaskActor:
             memory = to_memory(extended_history(history, obs, plan.action))
         return Decision(plan.action, memory, plan_extras(plan))
 
+    def exportable(self) -> Exportable:
+        prior = PriorInTask(self)
+        network = ExportedTask(self.owner.model.for_task(self.task))
+        return Exportable(network, prior.fields(), prior, prior.scores, searches(self.hp))
+
     def weights(self) -> Weights:
         return self.owner.weights()
 
@@ -104,6 +121,38 @@ class TaskActor:
 
     def load_state_dict(self, state: State) -> None:
         self.owner.load_state_dict(state)
+
+
+class PriorInTask:
+    """Acts in one task by the policy that searches begin with. Its memory is that of the TaskActor."""
+
+    def __init__(self, actor: TaskActor) -> None:
+        self.actor, self.prior = actor, PriorActor(actor.planner)
+
+    def act(self, obs: Observation, memory: Memory, *, explore: bool, rng: np.random.Generator) -> Decision:
+        action = best_legal_of(self.scores(obs, memory), obs)
+        history = self.history(obs, memory)
+        return Decision(action, {} if history is None else to_memory(extended_history(history, obs, action)), {})
+
+    def scores(self, obs: Observation, memory: Memory) -> Array:
+        return self.prior.scores(obs, self.history(obs, memory))
+
+    def history(self, obs: Observation, memory: Memory) -> History | None:
+        steps = self.actor.history_length
+        if not steps:
+            return None
+        return to_history(memory) if memory else empty_history(obs, steps)
+
+    def fields(self) -> Fields:
+        one = zeros_of(self.actor.spaces.observation)
+        history = self.history(one, {})
+        parts = {} if history is None else to_memory(history)
+        return {name: Field(part.shape[1:], part.dtype) for name, part in parts.items() if isinstance(part, np.ndarray)}
+
+
+def zeros_of(space: gym.Space) -> Observation:
+    """One observation [1, ...] of the model."""
+    return ObservationLayout(space).empty(1)
 
 
 def plan_in_task(planner: Planner, model: ScaleZeroModel, obs: Observation, hp: Any, **arguments: Any) -> Plan:

@@ -48,6 +48,13 @@ OutputDir = Annotated[Path | None, option("Folder in which the run folder is cre
 ProgressOption = Annotated[str, typer.Option("--progress", help="Progress display: auto, live, plain or silent.")]
 
 
+BestOption = Annotated[bool, option("The checkpoint with the best evaluation of the run.", "--best")]
+StochasticOption = Annotated[bool, option("Sample actions, as in training.", "--stochastic")]
+SeedOption = Annotated[int | None, option("Seed of environments and actions; default: the run's.", "--seed", min=0)]
+TaskOption = Annotated[str | None, option("The env_id, of a run in several.", "--task")]
+LatestDir = Annotated[Path | None, option("Folder in which latest is searched.", "--output-dir")]
+
+
 def one(argument: Path | None, option: Path | None, usage: str) -> Path:
     path = argument or option
     if path is None or (argument is not None and option is not None):

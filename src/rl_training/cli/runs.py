@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import shlex
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,14 +13,19 @@ import typer
 from rl_training.cli.app import app
 from rl_training.cli.options import (
     AllowImport,
+    BestOption,
     CheckpointOption,
     ConfigArgument,
     ConfigOption,
     DeviceOption,
+    LatestDir,
     OutputDir,
     ProgressOption,
     RunArgument,
+    SeedOption,
     SetOption,
+    StochasticOption,
+    TaskOption,
     allow,
     load,
     one_config,
@@ -67,21 +74,38 @@ def evaluate(
     run: RunArgument = None,
     checkpoint: CheckpointOption = None,
     num_episodes: Annotated[int | None, option("Number of episodes; default: eval_episodes.", min=1)] = None,
+    best: BestOption = False,
+    stochastic: StochasticOption = False,
+    seed: SeedOption = None,
     task: Annotated[str | None, option("Evaluate only this env_id of a run in several.")] = None,
-    output_dir: Annotated[Path | None, option("Folder in which latest is searched.")] = None,
+    video: Annotated[Path | None, option("Film the first environment: an .mp4 or .gif file.")] = None,
+    json_: Annotated[bool, option("Print JSON, with the return of each episode.", "--json")] = False,
+    output_dir: LatestDir = None,
     device: DeviceOption = None,
     allow_import: AllowImport = False,
 ) -> None:
     """Evaluate a checkpoint in new environments."""
-    from rl_training.runtime.workflows import evaluate_checkpoint
+    from rl_training.runtime.workflows import play_checkpoint
 
-    path = one_run(run, checkpoint, output_dir)
-    metrics = evaluate_checkpoint(
-        path, num_episodes=num_episodes, task=task, device=device or "auto", allow_import=allow(allow_import)
+    played = play_checkpoint(
+        one_run(run, checkpoint, output_dir),
+        num_episodes=num_episodes,
+        best=best,
+        stochastic=stochastic,
+        seed=seed,
+        task=task,
+        video=video,
+        device=device or "auto",
+        allow_import=allow(allow_import),
     )
-    width = max([18, *map(len, metrics)])
-    for name, value in metrics.items():
+    if json_:
+        print(json.dumps(played.as_json(), indent=2))
+        return
+    width = max([18, *map(len, played.metrics)])
+    for name, value in played.metrics.items():
         print(f"{name:<{width}} {value:g}")
+    if video is not None:
+        print(f"wrote {video}", file=sys.stderr)
 
 
 @app.command()
@@ -90,10 +114,10 @@ def demos(
     checkpoint: CheckpointOption = None,
     out: Annotated[Path, typer.Option("--out", help="The npz file to write.")] = Path("demonstrations.npz"),
     episodes: Annotated[int, option("Number of episodes; default: 20.", "--episodes", min=1)] = 20,
-    seed: Annotated[int | None, option("Seed of environments and actions; default: the run's.", min=0)] = None,
-    stochastic: Annotated[bool, option("Sample actions, as in training.", "--stochastic")] = False,
-    task: Annotated[str | None, option("The env_id to play, of a run in several.")] = None,
-    output_dir: Annotated[Path | None, option("Folder in which latest is searched.")] = None,
+    seed: SeedOption = None,
+    stochastic: StochasticOption = False,
+    task: TaskOption = None,
+    output_dir: LatestDir = None,
     device: DeviceOption = None,
     allow_import: AllowImport = False,
 ) -> None:

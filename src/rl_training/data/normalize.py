@@ -98,6 +98,11 @@ class Normalizer:
         """Of each normalised part of the observation, then of the return."""
         return [*self._obs.values(), *([self._reward] if self._reward else [])]
 
+    @property
+    def observation_statistics(self) -> dict[str, RunningMeanStd]:
+        """By the key of the part of the observation, "" where it has no parts."""
+        return self._obs
+
     def space(self, space: gym.Space) -> gym.Space:
         """The space of normalised observations."""
         if not self._obs:

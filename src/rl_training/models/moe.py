@@ -106,8 +106,9 @@ class MixtureOfExperts(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Tokens [N, width] -> [N, width]"""
         weight, expert = self.gate(x).softmax(-1).max(-1)
-        # A CUDA graph needs the same shapes in each call; on a CPU idle experts should cost nothing.
-        routed = self.all_experts(x, expert) if x.is_cuda else self.chosen_experts(x, expert)
+        # A CUDA graph or an exported one needs the same shapes in each call; on a CPU idle experts should cost nothing.
+        fixed_shapes = x.is_cuda or torch.compiler.is_compiling()
+        routed = self.all_experts(x, expert) if fixed_shapes else self.chosen_experts(x, expert)
         if self.routing == "probability":
             routed = routed * weight.unsqueeze(-1)
         shared: Tensor = self.shared_out(F.gelu(self.shared_in(x)))

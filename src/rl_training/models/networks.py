@@ -120,7 +120,7 @@ class Flatten(nn.Module):
         self.is_bytes = isinstance(space, gym.spaces.Box) and space.dtype == np.uint8
 
     def forward(self, obs: Tensor) -> Tensor:
-        flat = obs.reshape(len(obs), -1).float()
+        flat = obs.reshape(obs.shape[0], -1).float()
         return flat / 255 if self.is_bytes else flat
 
 
@@ -132,7 +132,7 @@ class OneHot(nn.Module):
         self.sizes, self.size = [int(n) for n in sizes], int(sum(sizes))
 
     def forward(self, obs: Tensor) -> Tensor:
-        columns = obs.long().reshape(len(obs), len(self.sizes)).unbind(1)
+        columns = obs.long().reshape(obs.shape[0], len(self.sizes)).unbind(1)
         return torch.cat([F.one_hot(x, n) for x, n in zip(columns, self.sizes, strict=True)], 1).float()
 
 

@@ -237,7 +237,7 @@ class TaskModel(PlanningModel):
         """
         model = self.model
         current = {key: x.unsqueeze(1) for key, x in obs.items()} if isinstance(obs, dict) else obs.unsqueeze(1)
-        count = len(next(iter(obs.values())) if isinstance(obs, dict) else obs)
+        count = (next(iter(obs.values())) if isinstance(obs, dict) else obs).shape[0]
         no_action = torch.empty(count, 0, dtype=torch.int64, device=self.heads.action.weight.device)
         tokens, blocked = model.tokens(self.task, current, no_action, history)
         bias = model.transformer.bias(tokens.shape[1], tokens.shape[1]) + blocked[:, None, None]

@@ -6,9 +6,12 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
+
+from rl_training.errors import InputError
 
 try:
     import fcntl
@@ -37,6 +40,20 @@ def write_atomic(path: Path, write: Callable[[BinaryIO], Any]) -> Path:
         temporary.unlink(missing_ok=True)
     sync_directory(path.parent)
     return path
+
+
+@contextmanager
+def temporary_beside(path: Path) -> Iterator[Path]:
+    """A name with the same suffix, for programs that write to a path. Its file becomes `path` at the end."""
+    temporary = path.with_name(f".{path.stem}.{os.getpid()}.tmp{path.suffix}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield temporary
+        os.replace(temporary, path)
+    except OSError as error:
+        raise InputError(f"{path} cannot be written: {error.strerror or error}") from error
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def sync_directory(directory: Path) -> None:

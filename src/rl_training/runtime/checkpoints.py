@@ -123,6 +123,15 @@ def open_checkpoint(path: Path | str, parts: Collection[str] | None = None) -> C
     raise CheckpointError(f"{path}: its checkpoints are removed faster than they can be read; raise keep_checkpoints")
 
 
+def best_of(path: Path | str) -> Path:
+    """The checkpoint with the best evaluation, of a run folder or of the run that a checkpoint belongs to."""
+    path = Path(path)
+    for folder in (path / "checkpoints", path, path.parent):
+        if (_existing(folder / "best") / MANIFEST).exists():
+            return folder / "best"
+    raise CheckpointError(f"{path} has no checkpoint `best`: its run was not evaluated; train it with eval_interval")
+
+
 def _newest_first(path: Path) -> list[Path]:
     """The checkpoints of a run folder or `checkpoints` directory; at least one."""
     directory = path / "checkpoints" if (path / "checkpoints").is_dir() else path

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from statistics import fmean, pstdev
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from rl_training.acting.actor import Actor
 from rl_training.config import Task, TrainConfig
 from rl_training.data.normalize import Normalizer
+from rl_training.envs.episodes import Envs
 from rl_training.envs.factory import make_envs, split_env_kwargs
 from rl_training.envs.faults import EnvironmentFault
-from rl_training.envs.runner import EnvRunner
+from rl_training.envs.runner import EnvRunner, FinishedEpisode
 from rl_training.envs.spaces import model_side, sizes
 from rl_training.errors import InputError
 from rl_training.runtime.metrics import of_task, over_tasks
@@ -30,6 +31,15 @@ class Player(NamedTuple):
     box_actions: BoxActions
 
 
+class Film(Protocol):
+    """Shows the first environment of an evaluation, which is made with these env_kwargs."""
+
+    env_kwargs: dict[str, Any]
+
+    def begin(self, envs: Envs) -> None: ...
+    def end(self) -> None: ...
+
+
 def evaluate(
     players: Sequence[Player],
     config: TrainConfig,
@@ -43,26 +53,54 @@ def evaluate(
     For all tasks or one; of several tasks, the means over the tasks and the metrics of each. All evaluations of a run
     have the same seeds, which training does not use. None if `stopped` returned True before the end.
     """
+    episodes = play_tasks(players, config, only=only, num_episodes=num_episodes, stopped=stopped)
+    return None if episodes is None else metrics_of(episodes, players, config)
+
+
+EpisodesOfTasks: TypeAlias = dict[str, list[FinishedEpisode]]  # of each task, by its env_id
+
+
+def play_tasks(
+    players: Sequence[Player],
+    config: TrainConfig,
+    *,
+    only: int | None = None,
+    num_episodes: int | None = None,
+    explore: bool = False,
+    film: Film | None = None,
+    stopped: Callable[[], bool] = lambda: False,
+) -> EpisodesOfTasks | None:
+    """The episodes of an evaluation. explore: act as in training."""
     episodes = config.eval_episodes if num_episodes is None else num_episodes
     if episodes < 1:
         raise InputError(f"num_episodes should be at least 1, got {episodes}")
-    each: dict[str, Metrics] = {}
+    each: EpisodesOfTasks = {}
     for number, player in enumerate(players):
         if only not in (None, number):
             continue
         with own_global_state(seed_of(config.seed, "evaluation", number)):
-            returns = _returns(player, config, number, episodes, stopped)
-        if returns is None:
+            played = play(player, config, number, shares(episodes), explore=explore, film=film, stopped=stopped)
+        if played is None:
             return None
-        metrics = {
+        each[config.tasks[number].env_id] = played
+    return each
+
+
+def metrics_of(episodes: EpisodesOfTasks, players: Sequence[Player], config: TrainConfig) -> Metrics:
+    each: dict[str, Metrics] = {}
+    for number, player in enumerate(players):
+        env_id = config.tasks[number].env_id
+        if env_id not in episodes:
+            continue
+        returns = [episode.episode_return for episode in episodes[env_id]]
+        each[env_id] = {
             "eval_return_mean": fmean(returns),
             "eval_return_std": pstdev(returns),
             "eval_return_min": min(returns),
         }
         if player.spaces.num_players == 2:
-            metrics["eval_win_rate"] = fmean(episode_return > 0 for episode_return in returns)
-        each[config.tasks[number].env_id] = metrics
-    return over_tasks(each) | {"eval_episodes": episodes}
+            each[env_id]["eval_win_rate"] = fmean(episode_return > 0 for episode_return in returns)
+    return over_tasks(each) | {"eval_episodes": len(returns)}
 
 
 def describe_evaluation(metrics: Metrics) -> str:
@@ -75,27 +113,36 @@ def describe_evaluation(metrics: Metrics) -> str:
     return f"{mean:.1f} ± {std:.1f} over {episodes:.0f} episodes{won}{tasks}"
 
 
-def _returns(
-    player: Player, config: TrainConfig, number: int, episodes: int, stopped: Callable[[], bool]
-) -> list[float] | None:
-    remaining = shares(episodes)
-    returns: list[float] = []
-    runner = make_runner(player, config, number, len(remaining))
+def play(
+    player: Player,
+    config: TrainConfig,
+    number: int,
+    remaining: list[int],
+    *,
+    explore: bool = False,
+    film: Film | None = None,
+    stopped: Callable[[], bool] = lambda: False,
+) -> list[FinishedEpisode] | None:
+    """remaining: the number of episodes that each environment is to play."""
+    episodes: list[FinishedEpisode] = []
+    runner = make_runner(player, config, number, len(remaining), film=film)
     try:
         while any(remaining):
             if stopped():
                 return None
-            runner.step(player.actor.act, explore=False)
-            for env, episode_return, _ in runner.statistics.finished:
-                if remaining[env]:
-                    remaining[env] -= 1
-                    returns.append(episode_return)
+            runner.step(player.actor.act, explore=explore)
+            for episode in runner.statistics.finished:
+                if remaining[episode.env]:
+                    remaining[episode.env] -= 1
+                    episodes.append(episode)
+            if film is not None and not remaining[0]:
+                film.end()
     except EnvironmentFault as fault:
         fault.args = (f"in evaluation, {fault}",)
         raise
     finally:
         runner.close()
-    return returns
+    return episodes
 
 
 def shares(episodes: int) -> list[int]:
@@ -112,10 +159,12 @@ def make_runner(
     *,
     stream: str = "evaluation",
     raw_steps: bool = False,
+    film: Film | None = None,
 ) -> EnvRunner:
     """The evaluation environments of a task; an InputError if their spaces are not those of the policy."""
     task, seed = config.tasks[number], seed_of(config.seed, stream, number)
-    envs = make_envs(task.env_id, num_envs=num_envs, seed=seed, env_kwargs=task.eval_env_kwargs, training=False)
+    env_kwargs = task.eval_env_kwargs if film is None else film.env_kwargs
+    envs = make_envs(task.env_id, num_envs=num_envs, seed=seed, env_kwargs=env_kwargs, training=False)
     try:
         _, spaces = model_side(envs, player.box_actions, player.normalizer)
         for what in ("observation", "action"):
@@ -124,6 +173,8 @@ def make_runner(
                 cause = "leave what changes them out of eval_env_kwargs" if config.eval_env_kwargs else "it has changed"
                 difference = f"has {what}s {found} in evaluation, the policy was trained for {trained}"
                 raise InputError(f"{task.env_id} {difference}: {cause}")
+        if film is not None:
+            film.begin(envs)
         options: dict[str, Any] = {"box_actions": player.box_actions, "normalizer": player.normalizer}
         return EnvRunner(envs, seed=seed, **options, training=False, raw_steps=raw_steps)
     except BaseException:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -14,9 +15,9 @@ from rl_training.envs.tasks import SavedSpaces, Together, make_normalizer, space
 from rl_training.errors import InputError, nearest
 from rl_training.runtime.atomic_files import remove_abandoned
 from rl_training.runtime.callbacks import Callback
-from rl_training.runtime.checkpoints import MANIFEST, Checkpoint, open_checkpoint
+from rl_training.runtime.checkpoints import MANIFEST, Checkpoint, best_of, open_checkpoint
 from rl_training.runtime.controls import Controls
-from rl_training.runtime.evaluation import Player, evaluate
+from rl_training.runtime.evaluation import EpisodesOfTasks, Player, metrics_of, play_tasks
 from rl_training.runtime.loading import as_config, build_config, check_config
 from rl_training.runtime.outcome import TrainResult
 from rl_training.runtime.policy import Policy
@@ -25,6 +26,7 @@ from rl_training.runtime.registry import ALGORITHMS
 from rl_training.runtime.restoring import checkpoint_errors, restore_part
 from rl_training.runtime.setup import build_actor, pick_device
 from rl_training.runtime.sources import num_saved_envs
+from rl_training.runtime.video import recording
 from rl_training.types import BoxActions, Metrics
 
 __all__ = ["ALGORITHMS", "evaluate_checkpoint", "load_policy", "predict_checkpoint", "resume_training", "train"]
@@ -91,28 +93,72 @@ def _check_num_envs(checkpoint: Checkpoint, config: TrainConfig) -> None:
             raise InputError(f"it has {saved} environments, but config.json has num_envs: {config.num_envs}")
 
 
-def evaluate_checkpoint(
+def evaluate_checkpoint(path: str | Path, **options: Any) -> Metrics:
+    """Evaluate a checkpoint, or the newest of a run folder, in new environments of all tasks or one.
+
+    The options are those of `play_checkpoint`.
+    """
+    return play_checkpoint(path, **options).metrics
+
+
+class Played(NamedTuple):
+    """The evaluation of a checkpoint."""
+
+    checkpoint: Checkpoint
+    config: TrainConfig
+    episodes: EpisodesOfTasks
+    metrics: Metrics
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "checkpoint": str(self.checkpoint.path),
+            "global_step": self.checkpoint.step,
+            "algo": self.config.algo,
+            "seed": self.config.seed,
+            **self.metrics,
+            "returns": {env_id: [each.episode_return for each in played] for env_id, played in self.episodes.items()},
+            "lengths": {env_id: [each.length for each in played] for env_id, played in self.episodes.items()},
+        }
+
+
+def play_checkpoint(
     path: str | Path,
     *,
     num_episodes: int | None = None,
     task: str | None = None,
+    best: bool = False,
+    stochastic: bool = False,
+    seed: int | None = None,
+    video: str | Path | None = None,
     device: str = "auto",
     allow_import: bool = True,
-) -> Metrics:
-    """Evaluate a checkpoint, or the newest of a run folder, in new environments of all tasks or one."""
-    checkpoint = open_checkpoint(path, ACTING)
+) -> Played:
+    """Evaluate a checkpoint, or the newest of a run folder, in new environments of all tasks or one.
+
+    best: take the run's checkpoint with the best evaluation. stochastic: sample actions, as in training. seed: of
+    environments and actions, by default that of the run. video: an .mp4 or .gif file for the first environment.
+    """
+    checkpoint = open_checkpoint(best_of(path) if best else path, ACTING)
     config = config_of(checkpoint, allow_import=allow_import, device=device, num_threads="auto")
-    only = None if task is None else task_number(checkpoint, config, task)
-    metrics = evaluate(_restore(checkpoint, config).players, config, only=only, num_episodes=num_episodes)
-    assert metrics is not None  # nothing stops it here
-    return metrics
+    only = None if task is None and video is None else task_number(checkpoint, config, task)
+    seeded = config if seed is None else dataclasses.replace(config, seed=seed)
+    players = _restore(checkpoint, config).players
+    with recording(video, config.tasks[only or 0]) if video is not None else nullcontext() as film:
+        episodes = play_tasks(players, seeded, only=only, num_episodes=num_episodes, explore=stochastic, film=film)
+    assert episodes is not None  # nothing stops it here
+    return Played(checkpoint, seeded, episodes, metrics_of(episodes, players, config))
 
 
 def open_player(
-    path: str | Path, *, task: str | None = None, device: str = "auto", allow_import: bool = True
+    path: str | Path,
+    *,
+    task: str | None = None,
+    best: bool = False,
+    device: str = "auto",
+    allow_import: bool = True,
 ) -> tuple[Player, TrainConfig, int]:
     """(the actor of one task with what it plays with, the config, the number of the task)"""
-    checkpoint = open_checkpoint(path, ACTING)
+    checkpoint = open_checkpoint(best_of(path) if best else path, ACTING)
     config = config_of(checkpoint, allow_import=allow_import, device=device, num_threads="auto")
     number = task_number(checkpoint, config, task)
     return _restore(checkpoint, config).players[number], config, number
@@ -120,14 +166,30 @@ def open_player(
 
 def load_policy(path: str | Path, *, task: str | None = None, device: str = "auto") -> Policy:
     """The trained policy, for use in a loop of your own, without an environment. Of several tasks, name one."""
-    checkpoint = open_checkpoint(path, ACTING)
+    return open_policy(path, task=task, device=device).policy
+
+
+class Opened(NamedTuple):
+    """A policy, and what it was read from."""
+
+    policy: Policy
+    checkpoint: Checkpoint
+    config: TrainConfig
+    spaces: SavedSpaces
+    box_actions: BoxActions
+    env_id: str
+
+
+def open_policy(path: str | Path, *, task: str | None = None, best: bool = False, device: str = "auto") -> Opened:
+    checkpoint = open_checkpoint(best_of(path) if best else path, ACTING)
     config = config_of(checkpoint, needs_env=False, device=device, num_threads="auto")
     number = task_number(checkpoint, config, task)
     players, spaces, layouts = _restore(checkpoint, config)
     player = players[number]
     to_env, _ = action_map(spaces[number].env_action, player.box_actions)
     seed = seed_of(config.seed, "evaluation", number)
-    return Policy(player.actor, layouts[number], to_env, player.normalizer, seed)
+    policy = Policy(player.actor, layouts[number], to_env, player.normalizer, seed)
+    return Opened(policy, checkpoint, config, spaces[number], player.box_actions, config.tasks[number].env_id)
 
 
 def predict_checkpoint(

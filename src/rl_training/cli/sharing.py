@@ -1,0 +1,74 @@
+"""Commands that give a trained policy to others: as a video, a file for other programs, a package."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rl_training.cli.app import app
+from rl_training.cli.options import (
+    AllowImport,
+    BestOption,
+    CheckpointOption,
+    DeviceOption,
+    LatestDir,
+    RunArgument,
+    SeedOption,
+    StochasticOption,
+    TaskOption,
+    allow,
+    one_run,
+    option,
+)
+
+
+@app.command()
+def record(
+    run: RunArgument = None,
+    checkpoint: CheckpointOption = None,
+    out: Annotated[Path, typer.Option("--out", help="The .mp4 or .gif file to write.")] = Path("video.mp4"),
+    episodes: Annotated[int, option("Number of episodes; default: 3.", "--episodes", min=1)] = 3,
+    best: BestOption = False,
+    stochastic: StochasticOption = False,
+    seed: SeedOption = None,
+    fps: Annotated[float | None, option("Images per second; default: the environment's speed.", "--fps")] = None,
+    task: TaskOption = None,
+    output_dir: LatestDir = None,
+    device: DeviceOption = None,
+    allow_import: AllowImport = False,
+) -> None:
+    """Record a video of a policy."""
+    from rl_training.runtime.recording import describe, record_video
+
+    recorded = record_video(
+        one_run(run, checkpoint, output_dir),
+        out,
+        num_episodes=episodes,
+        best=best,
+        stochastic=stochastic,
+        seed=seed,
+        fps=fps,
+        task=task,
+        device=device or "auto",
+        allow_import=allow(allow_import),
+    )
+    print(f"{describe(recorded)}\nwrote    {out}")
+
+
+@app.command()
+def export(
+    run: RunArgument = None,
+    checkpoint: CheckpointOption = None,
+    onnx: Annotated[Path | None, option("Write ONNX, for onnxruntime and others.", "--onnx")] = None,
+    pt2: Annotated[Path | None, option("Write torch.export's format, for torch.", "--pt2")] = None,
+    best: BestOption = False,
+    task: TaskOption = None,
+    output_dir: LatestDir = None,
+) -> None:
+    """Export a policy as a file that runs without rl-training."""
+    from rl_training.runtime.exporting import describe_export, export_policy
+
+    exported = export_policy(one_run(run, checkpoint, output_dir), onnx=onnx, pt2=pt2, best=best, task=task)
+    print(describe_export(exported))
