@@ -66,6 +66,7 @@ def bench(
     allow_import: AllowImport = False,
 ) -> None:
     """Train configs with several seeds each, in parallel, and compare them."""
+    from rl_training.reports import text_table
     from rl_training.studies.bench import bench as run
     from rl_training.studies.bench import parse_seeds
 
@@ -79,6 +80,7 @@ def bench(
         progress=progress,
         allow_import=allow(allow_import),
     )
+    print(f"\n{text_table(result.rows)}\n\nwrote {result.report_path}" if result.rows else "no run has a log")
     for failed in result.failed:
         typer.echo(f"failed: {failed.config} seed {failed.seed}: {failed.outcome.error}", err=True)
     if result.failed:
@@ -153,6 +155,6 @@ def _summarize(result: TuneResult) -> None:
     params = {name.removeprefix("algo_kwargs."): f"{value}" for name, value in result.params.items()}
     summary(
         f"Tuned: {counts}. Best value {result.value:g}.",
-        params,
+        {**params, "report": str(result.report_path)},
         {"train": command("train", result.config_path)},
     )

@@ -82,7 +82,13 @@ def study_section(study: optuna.Study, metric: str) -> str:
     parts = [
         f"<h2>{html.escape(title)}</h2>\n<div class='scroll'>{plot}</div>" for title, plot in plots.items() if plot
     ]
-    return "\n".join([STYLE, "<section class='study'>", *parts, "</section>"])
+    return "\n".join([STYLE, "<section class='study'>", *parts, "</section>", "<h2>Runs of the best trials</h2>"])
+
+
+def ranked(trials: Sequence[FrozenTrial], direction: str) -> list[FrozenTrial]:
+    """The complete trials, the best first."""
+    complete = [trial for trial in trials if trial.state == TrialState.COMPLETE]
+    return sorted(complete, key=lambda trial: float(trial.value or 0), reverse=direction == "maximize")
 
 
 def importances(study: optuna.Study) -> dict[str, float]:
@@ -234,8 +240,7 @@ def axis_at(x: float, name: str, ticks: Iterable[tuple[float, str]], *, low: int
 
 def trial_table(trials: Sequence[FrozenTrial], direction: Any) -> str:
     """The best trials with their parameters, then what failed."""
-    complete = [trial for trial in trials if trial.state == TrialState.COMPLETE]
-    complete.sort(key=lambda trial: float(trial.value or 0), reverse=direction.name == "MAXIMIZE")
+    complete = ranked(trials, direction.name.lower())
     failed = [trial for trial in trials if trial.state == TrialState.FAIL]
     names = sorted({name for trial in complete[:MOST_TRIALS] for name in trial.params})
     rows = [["trial", "value", "of each seed", *map(short, names)]]
