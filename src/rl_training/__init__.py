@@ -10,7 +10,6 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from rl_training.config import TrainConfig
     from rl_training.errors import ConfigError, InputError
-    from rl_training.runtime.bench import BenchResult, bench
     from rl_training.runtime.checkpoints import CheckpointError
     from rl_training.runtime.controls import (
         resolve_clip_coefficient,
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
     from rl_training.runtime.outcome import TrainingFailed, TrainingInterrupted, TrainResult
     from rl_training.runtime.policy import Policy
     from rl_training.runtime.recording import record_video
-    from rl_training.runtime.tune import TuneResult, tune
     from rl_training.runtime.workflows import (
         ALGORITHMS,
         evaluate_checkpoint,
@@ -34,10 +32,12 @@ if TYPE_CHECKING:
         resume_training,
         train,
     )
+    from rl_training.studies.bench import BenchResult, bench
+    from rl_training.studies.tune import TuneResult, tune
 
 _HOMES = {
-    "BenchResult": "runtime.bench",
-    "bench": "runtime.bench",
+    "BenchResult": "studies.bench",
+    "bench": "studies.bench",
     "ConfigError": "errors",
     "InputError": "errors",
     "TrainConfig": "config",
@@ -61,8 +61,8 @@ _HOMES = {
     "predict_checkpoint": "runtime.workflows",
     "resume_training": "runtime.workflows",
     "train": "runtime.workflows",
-    "TuneResult": "runtime.tune",
-    "tune": "runtime.tune",
+    "TuneResult": "studies.tune",
+    "tune": "studies.tune",
 }
 __all__ = [
     "ALGORITHMS",

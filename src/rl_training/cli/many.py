@@ -23,7 +23,7 @@ from rl_training.cli.options import (
 
 if TYPE_CHECKING:
     from rl_training.config import TrainConfig
-    from rl_training.runtime.tune import TuneResult
+    from rl_training.studies.tune import TuneResult
 
 RAY_HERE = "here"  # what a bare --ray stands for
 
@@ -66,8 +66,9 @@ def bench(
     allow_import: AllowImport = False,
 ) -> None:
     """Train configs with several seeds each, in parallel, and compare them."""
-    from rl_training.runtime.bench import bench as run
-    from rl_training.runtime.bench import parse_seeds
+    from rl_training.reports import text_table
+    from rl_training.studies.bench import bench as run
+    from rl_training.studies.bench import parse_seeds
 
     result = run(
         configs,
@@ -79,6 +80,7 @@ def bench(
         progress=progress,
         allow_import=allow(allow_import),
     )
+    print(f"\n{text_table(result.rows)}\n\nwrote {result.report_path}" if result.rows else "no run has a log")
     for failed in result.failed:
         typer.echo(f"failed: {failed.config} seed {failed.seed}: {failed.outcome.error}", err=True)
     if result.failed:
@@ -110,8 +112,8 @@ def tune(
     if show_space:
         _show_space(load(path, set_, allow_import))
         return
-    from rl_training.runtime.bench import parse_seeds
-    from rl_training.runtime.tune import tune as run
+    from rl_training.studies.bench import parse_seeds
+    from rl_training.studies.tune import tune as run
 
     result = run(
         path,
@@ -134,7 +136,7 @@ def tune(
 def _show_space(config: TrainConfig) -> None:
     import yaml
 
-    from rl_training.runtime.default_space import default_space
+    from rl_training.studies.default_space import default_space
 
     space = config.tune or default_space(config)
     print(yaml.safe_dump({"tune": space}, sort_keys=False, default_flow_style=None, width=120), end="")
@@ -153,6 +155,6 @@ def _summarize(result: TuneResult) -> None:
     params = {name.removeprefix("algo_kwargs."): f"{value}" for name, value in result.params.items()}
     summary(
         f"Tuned: {counts}. Best value {result.value:g}.",
-        params,
+        {**params, "report": str(result.report_path)},
         {"train": command("train", result.config_path)},
     )

@@ -14,7 +14,7 @@ from rl_training.runtime.event_files import flat
 # Keys of the config that change nothing in what is learned.
 NO_DIFFERENCE = {
     "seed", "output_dir", "tags", "wandb", "log_interval", "log_info", "eval_interval", "checkpoint_interval",
-    "keep_checkpoints",
+    "keep_checkpoints", "tune",
 }  # fmt: skip
 LONGEST_VALUE = 40  # characters of a value in a name
 

@@ -35,17 +35,20 @@ TITLES = {
 }
 
 
-def write_report(groups: Sequence[Group], path: str | Path, *, metric: str = METRIC, plot: Sequence[str] = ()) -> Path:
-    """Write the page. `metric`: whose last values the table is about; `plot`: metrics to draw beside the usual ones."""
+def write_report(
+    groups: Sequence[Group], path: str | Path, *, metric: str = METRIC, plot: Sequence[str] = (), section: str = ""
+) -> Path:
+    """Write the page. `metric`: whose last values the table is about; `plot`: metrics to draw beside the usual ones;
+    `section`: HTML to show above the table."""
     path = Path(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        return write_text_atomic(path, page(groups, metric=metric, plot=plot))
+        return write_text_atomic(path, page(groups, metric=metric, plot=plot, section=section))
     except OSError as error:
         raise InputError(f"{path} cannot be written: {error.strerror or error}") from error
 
 
-def page(groups: Sequence[Group], *, metric: str = METRIC, plot: Sequence[str] = ()) -> str:
+def page(groups: Sequence[Group], *, metric: str = METRIC, plot: Sequence[str] = (), section: str = "") -> str:
     """The text of the HTML file."""
     data = json.dumps(payload(groups, metric, plot), separators=(",", ":"), allow_nan=False)
     text = static("report.html")
@@ -56,6 +59,7 @@ def page(groups: Sequence[Group], *, metric: str = METRIC, plot: Sequence[str] =
         "uplot": static("uPlot.iife.min.js"),
         "data": data.replace("<", "\\u003c"),  # a name may hold </script>
         "script": static("report.js"),
+        "section": section,  # last: in it no marks are looked for
     }
     for name, part in parts.items():
         before, mark, after = text.partition(f"{{{{{name}}}}}")

@@ -15,11 +15,15 @@ import yaml
 
 from rl_training.config import TrainConfig, config_fields
 from rl_training.errors import ConfigError, InputError, MissingPackage, nearest
+from rl_training.reports import write_report
 from rl_training.runtime.atomic_files import write_text_atomic
-from rl_training.runtime.bench import named_configs
-from rl_training.runtime.default_space import default_space
-from rl_training.runtime.job_process import PRUNED
-from rl_training.runtime.jobs import (
+from rl_training.runtime.loading import build_config
+from rl_training.runtime.search_space import Space
+from rl_training.studies.bench import REPORT, groups_of, named_configs
+from rl_training.studies.default_space import default_space
+from rl_training.studies.job_process import PRUNED
+from rl_training.studies.jobs import (
+    JOB,
     Job,
     Jobs,
     JobsInterrupted,
@@ -29,10 +33,10 @@ from rl_training.runtime.jobs import (
     locked,
     make_place,
     plain_config,
+    read_job,
 )
-from rl_training.runtime.jobs_view import make_view
-from rl_training.runtime.loading import build_config
-from rl_training.runtime.search_space import Space
+from rl_training.studies.jobs_view import make_view
+from rl_training.studies.study_plots import ranked, study_section
 from rl_training.types import Metrics
 
 try:
@@ -43,6 +47,7 @@ except ImportError as error:
 
 DATABASE, STUDY, BEST = "study.db", "study.json", "best.yaml"  # files of a study's folder
 EVALUATIONS = 10  # of a run, where the config has none but at its end: pruning needs some
+MOST_DRAWN = 5  # trials whose curves are in the report
 Direction = Literal["maximize", "minimize"]
 
 
@@ -57,6 +62,10 @@ class TuneResult:
     @property
     def config_path(self) -> Path:
         return self.folder / BEST
+
+    @property
+    def report_path(self) -> Path:
+        return self.folder / REPORT
 
 
 def tune(
@@ -97,6 +106,7 @@ def tune(
                 run_search(search, name, jobs=jobs, ray=ray, progress=progress)
         finally:
             result = write_best(study, loaded, search.space, folder, options)
+            write_page(study, folder, options)
     return result
 
 
@@ -261,7 +271,7 @@ class Search:
     def job_of(self, running: Running) -> Job:
         seed, number = self.options.seeds[len(running.scores)], running.trial.number
         name = f"trial {number}" + (f" seed {seed}" if len(self.options.seeds) > 1 else "")
-        folder = self.folder / f"trial{number:04}" / f"seed{seed}"
+        folder = trial_folder(self.folder, number) / f"seed{seed}"
         return Job(name, folder, {**running.config, "seed": seed}, self.allow_import, asks=True)
 
     def evaluated(self, job: Job, step: int, metrics: Metrics) -> bool:
@@ -309,7 +319,7 @@ class Search:
             trial.set_user_attr("error", error)
         del self.running[trial.number]
         self.study.tell(trial, fmean(running.scores) if state == TrialState.COMPLETE else None, state=state)
-        discard_checkpoints(self.folder / f"trial{trial.number:04}")
+        discard_checkpoints(trial_folder(self.folder, trial.number))
         best = best_trial(self.study)
         if best is not None and state == TrialState.COMPLETE:
             self.tell(f"trial {trial.number}: {fmean(running.scores):g} (best: trial {best.number}, {best.value:g})")
@@ -351,6 +361,23 @@ def run_search(search: Search, name: str, *, jobs: int | None, ray: str | None, 
         if view is not None:
             view.close()
         place.close()
+
+
+def write_page(study: optuna.Study, folder: Path, options: Options) -> None:
+    """The plots of the study, and the curves of its best trials."""
+    trials = study.get_trials(deepcopy=False)
+    complete = ranked(trials, options.direction)
+    outcomes: dict[str, list[Outcome]] = {}
+    for trial in (complete or trials)[:MOST_DRAWN]:
+        jobs = [read_job(path.parent) for path in sorted(trial_folder(folder, trial.number).glob(f"*/{JOB}"))]
+        outcomes[f"trial {trial.number}"] = [found[1] for found in jobs if found is not None]
+    groups = [dataclasses.replace(group, differences={}) for group in groups_of(outcomes)]  # a plot shows them
+    if groups:
+        write_report(groups, folder / REPORT, section=study_section(study, options.metric))
+
+
+def trial_folder(folder: Path, number: int) -> Path:
+    return folder / f"trial{number:04}"
 
 
 def best_trial(study: optuna.Study) -> FrozenTrial | None:

@@ -12,8 +12,8 @@ from typing import Any
 import ray
 
 from rl_training.errors import InputError
-from rl_training.runtime.job_host import JobHost
 from rl_training.runtime.ray_session import RaySession
+from rl_training.studies.job_host import JobHost
 
 READY_SECONDS = 600.0  # that Ray has to find a machine for a job, which may have to be started
 

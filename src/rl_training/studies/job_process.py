@@ -21,10 +21,11 @@ from pathlib import Path
 from typing import Any
 
 from rl_training.errors import InputError
-from rl_training.runtime.checkpoints import STEP_NAME, open_checkpoint
+from rl_training.runtime.checkpoints import STEP_NAME, Checkpoint, open_checkpoint
 from rl_training.runtime.loading import build_config
 from rl_training.runtime.metadata import update_metadata
-from rl_training.runtime.outcome import TrainingInterrupted
+from rl_training.runtime.metrics import TrainingDiverged
+from rl_training.runtime.outcome import TrainingFailed, TrainingInterrupted
 from rl_training.runtime.workflows import evaluate_checkpoint, resume_training, train
 from rl_training.types import Metrics
 
@@ -117,9 +118,7 @@ def run_job(line: Line) -> dict[str, Any]:
     if newest is not None:
         checkpoint = open_checkpoint(newest.parent.parent)
         if checkpoint.step >= config.total_timesteps:  # only the last evaluation was interrupted
-            metrics = checkpoint.info["metrics"] | evaluate_checkpoint(checkpoint.path, allow_import=allow_import)
-            update_metadata(newest.parent.parent, status="finished", global_step=checkpoint.step)
-            return {"status": "finished", "run_dir": str(newest.parent.parent), "metrics": finite(metrics)}
+            return evaluate_last(checkpoint, newest.parent.parent, allow_import=allow_import)
         result = resume_training(checkpoint.path, output_dir=folder, allow_import=allow_import, **options)
     else:
         result = train(config, **options)
@@ -129,6 +128,17 @@ def run_job(line: Line) -> dict[str, Any]:
     reason = run.stop_reason if run is not None else None
     content = {"run_dir": str(result.run_dir), "metrics": finite(result.metrics), "reason": reason}
     return {"status": "finished", **content}
+
+
+def evaluate_last(checkpoint: Checkpoint, run_dir: Path, *, allow_import: bool) -> dict[str, Any]:
+    """Make up for the last evaluation of a run, in its log too."""
+    result = evaluate_checkpoint(checkpoint.path, allow_import=allow_import)
+    line = {"kind": "eval", "time": round(time.time(), 3), "global_step": checkpoint.step, **finite(result)}
+    with open(run_dir / "metrics.jsonl", "a", encoding="utf-8") as log:
+        log.write(json.dumps(line) + "\n")
+    update_metadata(run_dir, status="finished", global_step=checkpoint.step)
+    metrics = finite(checkpoint.info["metrics"] | result)
+    return {"status": "finished", "run_dir": str(run_dir), "metrics": metrics}
 
 
 def main(descriptor: str) -> int:
@@ -142,7 +152,7 @@ def main(descriptor: str) -> int:
         end = {"status": "interrupted"}
     except Exception as error:
         traceback.print_exc()
-        known = isinstance(error, InputError)
+        known = isinstance(error, InputError | TrainingDiverged | TrainingFailed)
         end = {"status": "failed", "error": str(error) if known else f"{type(error).__name__}: {error}"}
     line.send("end", **end)
     return int(end["status"] == "failed")

@@ -5,13 +5,17 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from rl_training.config import TrainConfig
 from rl_training.errors import InputError
-from rl_training.runtime.jobs import (
+from rl_training.reports import Group, Row, load_run, table, write_report
+from rl_training.reports.groups import differences_of
+from rl_training.reports.runs import is_run
+from rl_training.runtime.loading import as_config, load_config
+from rl_training.studies.jobs import (
     Job,
     Jobs,
     JobsInterrupted,
@@ -21,10 +25,10 @@ from rl_training.runtime.jobs import (
     make_place,
     plain_config,
 )
-from rl_training.runtime.jobs_view import SilentView, make_view
-from rl_training.runtime.loading import as_config, load_config
+from rl_training.studies.jobs_view import SilentView, make_view
 from rl_training.types import Metrics
 
+REPORT = "report.html"  # in the folder
 AnyConfig: TypeAlias = TrainConfig | dict[str, Any] | str | Path
 
 
@@ -39,8 +43,15 @@ class BenchRun:
 
 @dataclasses.dataclass(frozen=True)
 class BenchResult:
+    """`rows`: the table of the report, a row for each config that has a run with a log."""
+
     folder: Path
     runs: list[BenchRun]
+    rows: list[Row]
+
+    @property
+    def report_path(self) -> Path:
+        return self.folder / REPORT
 
     @property
     def failed(self) -> list[BenchRun]:
@@ -74,7 +85,11 @@ def bench(
         plan.keep_finished()
         if plan.waiting:
             run_plan(plan, jobs=jobs, ray=ray, progress=progress)
-        return BenchResult(folder, [BenchRun(*plan.grid[job.name], plan.outcomes[job.name]) for job in plan.jobs])
+        runs = [BenchRun(*plan.grid[job.name], plan.outcomes[job.name]) for job in plan.jobs]
+        groups = groups_of({name: [run.outcome for run in runs if run.config == name] for name in plan.names})
+        if groups:
+            write_report(groups, folder / REPORT)
+        return BenchResult(folder, runs, table(groups))
 
 
 class Grid:
@@ -87,12 +102,13 @@ class Grid:
             raise InputError("bench needs at least one config and one seed")
         if len(set(seeds)) < len(seeds) or min(seeds) < 0:
             raise InputError(f"seeds should be different numbers from 0 on, got {seeds}")
+        self.names = list(configs)
         self.jobs: list[Job] = []
         self.grid: dict[str, tuple[str, int]] = {}  # by job: the name of its config, and its seed
         for seed in seeds:  # the first seed of each config first: all can be compared early
             for name, config in configs.items():
                 job = f"{name} seed {seed}"
-                plain = plain_config(dataclasses.asdict(dataclasses.replace(config, seed=seed)), name)
+                plain = plain_config(dataclasses.asdict(dataclasses.replace(config, seed=seed, tune={})), name)
                 self.jobs.append(Job(job, folder / name / f"seed{seed}", plain, allow_import))
                 self.grid[job] = name, seed
         self.waiting = deque(self.jobs)
@@ -113,6 +129,17 @@ class Grid:
 
     def ended(self, job: Job, outcome: Outcome) -> None:
         self.outcomes[job.name] = outcome
+
+
+def groups_of(outcomes: Mapping[str, Sequence[Outcome]]) -> list[Group]:
+    """A group for each name, of the runs that have a log."""
+    runs = {
+        name: [load_run(each.run_dir) for each in found if each.run_dir is not None and is_run(each.run_dir)]
+        for name, found in outcomes.items()
+    }
+    runs = {name: found for name, found in runs.items() if found}
+    differences = differences_of([found[0] for found in runs.values()], "config")
+    return [Group(name, found, own) for (name, found), own in zip(runs.items(), differences, strict=True)]
 
 
 def run_plan(plan: Grid, *, jobs: int | None, ray: str | None, progress: str) -> None:

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any, TextIO
 
 from rl_training.errors import InputError
-from rl_training.runtime.jobs import Job, Outcome
 from rl_training.runtime.number_text import duration, number, percent
 from rl_training.runtime.progress import LastingStream, can_redraw
+from rl_training.studies.jobs import Job, Outcome
 from rl_training.types import Metrics
 
 REFRESH_SECONDS = 1.0

@@ -15,9 +15,11 @@ import torch
 
 from rl_training.envs.factory import usable_cores
 from rl_training.errors import InputError
+from rl_training.reports.runs import read_metadata
 from rl_training.runtime.atomic_files import lock, write_text_atomic
 from rl_training.runtime.interrupts import Interrupts
-from rl_training.runtime.job_host import JobHost
+from rl_training.runtime.metadata import update_metadata
+from rl_training.studies.job_host import JobHost
 from rl_training.types import Metrics
 
 POLL_SECONDS = 0.05
@@ -122,7 +124,7 @@ def make_place(jobs: int | None, ray: str | None) -> Place:
         raise InputError(f"jobs should be at least 1, got {jobs}")
     if ray is None:
         return LocalPlace(jobs or 1)
-    from rl_training.runtime.ray_jobs import RayPlace
+    from rl_training.studies.ray_jobs import RayPlace
 
     return RayPlace(ray or None, jobs)
 
@@ -208,12 +210,28 @@ class Jobs:
     def _end(self, running: _Running, message: dict[str, Any]) -> None:
         if self.stopping and message["status"] == "failed" and "signal SIGTERM" in message["error"]:
             message = {"status": "interrupted"}  # before its run could react to signals
-        run_dir = message.pop("run_dir", None)
+        found = message.pop("run_dir", None)
+        run_dir = Path(found) if found else newest_run(running.job.folder)
+        if message["status"] == "failed" and run_dir is not None:
+            mark_failed(run_dir, message["error"])
         seconds = time.monotonic() - running.started
-        outcome = Outcome(**message, run_dir=Path(run_dir) if run_dir else None, seconds=seconds)
+        outcome = Outcome(**message, run_dir=run_dir, seconds=seconds)
         write_job(running.job, outcome)
         self.plan.ended(running.job, outcome)
         self.view.ended(running.job, outcome)
+
+
+def newest_run(folder: Path) -> Path | None:
+    """The run folder of the last attempt."""
+    found = [path.parent for path in folder.glob("*/config.yaml")]
+    return max(found, key=lambda path: path.stat().st_mtime_ns, default=None)
+
+
+def mark_failed(run_dir: Path, error: str) -> None:
+    """Write the status that a run could not write itself, because its process was killed."""
+    if read_metadata(run_dir).get("status") == "running":
+        with contextlib.suppress(OSError):
+            update_metadata(run_dir, status=f"failed: {error.splitlines()[0]}")
 
 
 def write_job(job: Job, outcome: Outcome) -> None:

@@ -30,7 +30,7 @@ class JobHost:
         folder.mkdir(parents=True, exist_ok=True)
         with open(self.output, "ab") as output:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "rl_training.runtime.job_process", str(theirs.fileno())],
+                [sys.executable, "-m", "rl_training.studies.job_process", str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
