@@ -2,7 +2,8 @@
 
 A bar is a number that each seed must reach, with another for their mean in some rows, or a peer: Stable-Baselines3
 trained on the same seeds, whose mean must be reached.
-Of a run of several tasks it is what a run of each task alone reaches with as many steps.
+Of a run of several tasks it is what a run of each task alone reaches with as many steps. Some rows are compared with
+another row by the return throughout training: the mean of its last 100 episodes over all log lines.
 
 make accept                                  # all of them
 python benchmarks/accept.py ppo-cartpole     # some of them
@@ -43,10 +44,23 @@ class Alone(NamedTuple):
     share: float  # of its return
 
 
+class Like(NamedTuple):
+    """Learning as another row does: the return throughout training differs by less than a share, in the mean."""
+
+    row: str
+    within: float
+
+
+class Worse(NamedTuple):
+    """Learning less than another row: the return throughout training is lower, in the mean."""
+
+    row: str
+
+
 class Bar(NamedTuple):
     config: str
     seeds: int
-    bar: float | Peer | Alone | None  # None: to compare with the row above
+    bar: float | Peer | Alone | Like | Worse | None  # None: to compare with the row above
     mean: float | None = None  # a further bar, for the mean of all seeds
     train: float | None = None  # another, for the last 100 training episodes of each
     steps: int | None = None  # default: the config's
@@ -90,11 +104,13 @@ BARS = {
         f"{algo}-cartpole-lag-uncorrected": Bar(
             f"configs/{algo}/cartpole.yaml",
             3,
-            None,
+            Worse(f"{algo}-cartpole-lag"),
             overrides=("execution.simulate_lag=16", "algo_kwargs.correction=false"),
         )
         for algo in ("impala", "appo")
     },
+    "ppo-cartpole-as-appo": Bar("configs/appo/cartpole.yaml", 3, None, overrides=("algo=ppo",)),
+    "appo-cartpole": Bar("configs/appo/cartpole.yaml", 3, Like("ppo-cartpole-as-appo", 0.05)),
     "dqn-cartpole": Bar("configs/dqn/cartpole.yaml", 3, 475),
     "dqn-mountaincar": Bar("configs/dqn/mountaincar.yaml", 3, -115, cost=2),
     "dqn-lunarlander": Bar("configs/dqn/lunarlander.yaml", 1, 200, cost=5),
@@ -150,6 +166,8 @@ row = {"eval": metrics["eval_return_mean"], "std": metrics["eval_return_std"], *
 row |= {"worst": metrics["eval_return_min"], "wins": metrics.get("eval_win_rate")}
 log = [json.loads(line) for line in (result.run_dir / "metrics.jsonl").read_text().splitlines()]
 row["largest"] = {name: max(line[name] for line in log if name in line) for name in limited}
+curve = [line["train_return_mean"] for line in log if line.get("train_return_mean") is not None]
+row["throughout"] = sum(curve) / max(1, len(curve))
 row["tasks"] = {key.split("/", 1)[1]: value for key, value in metrics.items() if key.startswith("eval_return_mean/")}
 print(json.dumps(row | {"train": result.metrics["train_return_mean"], "steps": int(result.metrics["global_step"])}))
 """
@@ -239,6 +257,9 @@ def wanted(bar: Bar) -> str:
         return f"for comparison: {', '.join(bar.overrides)}"
     if isinstance(bar.bar, Alone):
         return f"each task >= {bar.bar.share:.0%} of its run alone"
+    if isinstance(bar.bar, Like | Worse):
+        close = f"within {bar.bar.within:.0%} of" if isinstance(bar.bar, Like) else "below"
+        return f"throughout training {close} {bar.bar.row} ({', '.join(bar.overrides) or 'no lag'})"
     if bar.of == "wins":
         return f"games won > {bar.bar:.0%}"
     if not isinstance(bar.bar, Peer):
@@ -250,9 +271,9 @@ def wanted(bar: Bar) -> str:
     return f"mean >= Stable-Baselines3's {bar.bar.algorithm} ({numbers}, else its defaults)"
 
 
-def reached(name: str, rows: list[dict]) -> bool:
+def reached(name: str, results: dict[str, list[dict]]) -> bool:
     bar = BARS[name]
-    ours, peers = parted(rows)
+    ours, peers = parted(results.get(name, []))
     if isinstance(bar.bar, Alone):
         singles = {(row["peer"], row["seed"]): row["eval"] for row in peers}
         pairs = [(row["tasks"][task], singles.get((task, row["seed"]))) for row in ours for task in bar.bar.tasks]
@@ -265,6 +286,12 @@ def reached(name: str, rows: list[dict]) -> bool:
         return enough and fmean(row["eval"] for row in ours) >= fmean(row["eval"] for row in peers)
     if bar.bar is None:
         return True
+    if isinstance(bar.bar, Like | Worse):
+        theirs = parted(results.get(bar.bar.row, []))[0]
+        if len(ours) != bar.seeds or len(theirs) != BARS[bar.bar.row].seeds:
+            return False
+        mean, other = (fmean(row["throughout"] for row in rows) for rows in (ours, theirs))
+        return mean < other if isinstance(bar.bar, Worse) else abs(mean - other) <= bar.bar.within * abs(other)
     if bar.mean is not None and (not ours or fmean(row["eval"] for row in ours) < bar.mean):
         return False
     if bar.train is not None and any(row["train"] < bar.train for row in ours):
@@ -288,8 +315,8 @@ def table(results: dict[str, list[dict]]) -> str:
         "Made by `make accept` (`python benchmarks/accept.py NAME` for one row), one core per run, on "
         f"{machines(results)}.",
         f"`eval`: mean return of {EPISODES} deterministic episodes ({fewer}) on fresh environments with the weights at "
-        "the end of training, per seed (0, 1, ...). `train`: the last 100 training episodes. Seconds are for training "
-        "alone.",
+        "the end of training, per seed (0, 1, ...). `train`: the last 100 training episodes; throughout training: the "
+        "mean of that over all log lines, in parentheses. Seconds are for training alone.",
         "",
         "| run | config | env steps | bar | eval per seed | train per seed | reached | CPU s | wall s |",
         "|---|---|---|---|---|---|---|---|---|",
@@ -298,9 +325,10 @@ def table(results: dict[str, list[dict]]) -> str:
         rows = results.get(name, [])
         ours, peers = parted(rows)
         config = f"`{bar.config}`" + (", on a GPU" if bar.gpu else "")
-        if (where := [word for word in bar.overrides if word.startswith("execution.")]) and bar.bar is not None:
+        where = [word for word in bar.overrides if word.startswith("execution.")]
+        if where and "execution." not in wanted(bar):
             config += f", {', '.join(where)}"
-        verdict = "" if bar.bar is None else "yes" if reached(name, rows) else "**no**"
+        verdict = "" if bar.bar is None else "yes" if reached(name, results) else "**no**"
         if ours:
             lines.append(line(name, config, bar, ours, verdict))
         else:  # what runs beside it may be through first
@@ -325,9 +353,16 @@ def told(row: dict, bar: Bar) -> str:
     mean = f"{row['eval']:.1f}"
     if bar.of == "wins":
         return f"{mean}, {row['wins']:.0%} won"
+    if "throughout" in row and is_compared(bar):
+        return f"{mean} ({row['throughout']:.0f})"
     if bar.of == "worst":
         return f"{mean}, worst {row['worst']:.1f}"
     return ", ".join(f"{task} {value:.1f}" for task, value in row["tasks"].items()) if row.get("tasks") else mean
+
+
+def is_compared(bar: Bar) -> bool:
+    """Whether the return throughout training is what this row, or another beside it, is judged by."""
+    return any(bar in (each, BARS[each.bar.row]) for each in BARS.values() if isinstance(each.bar, Like | Worse))
 
 
 def spread(values: list[float]) -> str:
@@ -385,7 +420,7 @@ def main() -> None:
             rows.sort(key=lambda row: (row["peer"], row["seed"]))
             write(results)
     print(table(results))
-    sys.exit(not all(reached(name, results[name]) for name in names))
+    sys.exit(not all(reached(name, results) for name in names))
 
 
 def runs_of(bar: Bar) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ PACKAGE = REPOSITORY / "src" / "rl_training"
 FILES = sorted(PACKAGE.rglob("*.py"))
 LAYERS = [
     "types", "yaml_text", "errors", "config", "ops", "models", "data", "envs", "acting", "algorithms",
-    "runtime", "cli", "__main__", "__init__",
+    "runtime", "reports", "cli", "__main__", "__init__",
 ]  # fmt: skip
 RUNTIME = [  # within runtime, from the bottom up; what is not named is a leaf that may be used by any of these
     "schedules", "controls", "recipe", "sources", "run", "off_policy", "on_policy", "multi_task",

@@ -123,6 +123,7 @@ TIGHT = {  # limits that a run of 512 steps would not reach at their defaults
     "clip_coef": (0.01, 0.001),
     "clip_vf_coef": (0.02, 0.01),
     "max_line_search_steps": (4, 1),
+    "free_nats": (0.0, 1.0),
     "max_considered_actions": (2, 1),
     "max_grad_norm": (0.05, 0.01),
     "n_step_decay": (1000, 20),
@@ -130,6 +131,7 @@ TIGHT = {  # limits that a run of 512 steps would not reach at their defaults
     "target_kl": (1e-5, 1e-6),
     "target_update_interval": (64, 8),
     "train_frequency": (1, 64),
+    "warmup_updates": (4, 1000),
 }
 SCALARS = [
     (algo, name)

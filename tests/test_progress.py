@@ -60,6 +60,65 @@ def test_plain_lines(clock: list[float]) -> None:
     assert first.index("value_loss") == second.index("value_loss")
 
 
+ACTORS = {
+    "policy_lag_mean": 1.5,
+    "policy_lag_max": 3.0,
+    "queue_fill": 0.25,
+    "actor_steps_per_second": 1234.0,
+    "learner_steps_per_second": 1200.0,
+    "actor_waiting": 0.02,
+    "learner_waiting": 0.61,
+    "rollouts_dropped": 7,
+    "actor_restarts": 2,
+}
+
+
+@pytest.mark.parametrize(
+    ("waiting", "line"),
+    [
+        ((0.02, 0.61), "bottleneck: actors (actors wait 2%, learner 61%)"),
+        ((0.9, 0.17), "bottleneck: learner (actors wait 90%, learner 17%)"),
+        ((0.04, 0.03), "bottleneck: neither (actors wait 4%, learner 3%)"),
+        ((0.06, 0.0), "bottleneck: learner (actors wait 6%, learner 0%)"),
+    ],
+)
+def test_the_line_that_says_which_side_is_the_bottleneck(waiting: tuple[float, float], line: str) -> None:
+    metrics = ACTORS | dict(zip(("actor_waiting", "learner_waiting"), waiting, strict=True))
+    plain, live = io.StringIO(), io.StringIO()
+    for stream, kind in ((plain, PlainProgress), (live, LiveProgress)):
+        with kind(stream=stream) as shown:
+            shown.start(100, "impala on CartPole-v1")
+            shown.update(10, METRICS | metrics)
+    assert plain.getvalue().splitlines()[1].endswith(line)
+    assert line in live.getvalue()
+
+
+def test_actors_elsewhere_in_the_live_display() -> None:
+    stream = io.StringIO()
+    with LiveProgress(stream=stream) as shown:
+        shown.start(100, "impala on CartPole-v1")
+        shown.update(10, ACTORS)
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", stream.getvalue())
+    rows = {"lag": "1.5", "largest lag": "3", "queue fill": "0.25", "dropped": "7", "restarts": "2"}
+    rows |= {"actor steps/s": "1,234.0", "learner steps/s": "1,200.0"}
+    for name, value in rows.items():
+        assert re.search(rf"{name} +{value}\b", text), name
+    assert "more" not in text, "every row has its place"
+
+
+def test_actors_in_this_process_are_shown_only_where_they_lag() -> None:
+    shown = Progress()
+    shown.update(10, METRICS | {"policy_lag_mean": 0.0, "policy_lag_max": 0.0})
+    assert "actors" not in shown.groups()
+    shown.update(20, {"policy_lag_mean": 2.5, "policy_lag_max": 3.0})
+    assert shown.groups()["actors"] == {"lag": 2.5, "largest lag": 3.0}
+    stream = io.StringIO()
+    with PlainProgress(stream=stream) as lines:
+        lines.start(100, "impala on CartPole-v1")
+        lines.update(20, shown.metrics)
+    assert "bottleneck" not in stream.getvalue(), "nobody waits where they take turns"
+
+
 def test_speed_and_time_left_of_a_resumed_run(clock: list[float]) -> None:
     shown = Progress()
     shown.start(1_000, "", 500)

@@ -10,6 +10,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from rl_training.config import TrainConfig
     from rl_training.errors import ConfigError, InputError
+    from rl_training.runtime.bench import BenchResult, bench
     from rl_training.runtime.checkpoints import CheckpointError
     from rl_training.runtime.controls import (
         resolve_clip_coefficient,
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from rl_training.runtime.outcome import TrainingFailed, TrainingInterrupted, TrainResult
     from rl_training.runtime.policy import Policy
     from rl_training.runtime.recording import record_video
+    from rl_training.runtime.tune import TuneResult, tune
     from rl_training.runtime.workflows import (
         ALGORITHMS,
         evaluate_checkpoint,
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
     )
 
 _HOMES = {
+    "BenchResult": "runtime.bench",
+    "bench": "runtime.bench",
     "ConfigError": "errors",
     "InputError": "errors",
     "TrainConfig": "config",
@@ -57,9 +61,12 @@ _HOMES = {
     "predict_checkpoint": "runtime.workflows",
     "resume_training": "runtime.workflows",
     "train": "runtime.workflows",
+    "TuneResult": "runtime.tune",
+    "tune": "runtime.tune",
 }
 __all__ = [
     "ALGORITHMS",
+    "BenchResult",
     "CheckpointError",
     "ConfigError",
     "InputError",
@@ -68,6 +75,8 @@ __all__ = [
     "TrainResult",
     "TrainingFailed",
     "TrainingInterrupted",
+    "TuneResult",
+    "bench",
     "evaluate_checkpoint",
     "export_policy",
     "latest_run",
@@ -82,6 +91,7 @@ __all__ = [
     "resolve_temperature",
     "resume_training",
     "train",
+    "tune",
 ]
 
 

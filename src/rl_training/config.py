@@ -234,7 +234,8 @@ class TrainConfig:
     keep_checkpoints: Int = Field(default=3, ge=0, description="newest checkpoints to keep besides the best; 0: all")
     log_interval: Steps = Field(default=2_000, description="env steps between log lines")
     num_threads: Annotated[Int, Field(ge=1)] | Literal["auto"] = Field(
-        default="auto", description="PyTorch CPU threads; auto: 1, or all cores for large networks on a CPU"
+        default="auto",
+        description="PyTorch CPU threads; auto: 1; large networks on a CPU: all cores, at most OMP_NUM_THREADS",
     )
     tags: list[str] = Field(default_factory=list, description="tags saved with the run and sent to Weights & Biases")
     algo_kwargs: dict[str, Any] = Field(default_factory=dict, description="hyperparameters of the algorithm")
@@ -246,6 +247,9 @@ class TrainConfig:
     callbacks: dict[str, Any] = Field(default_factory=dict, description="early_stopping and time_limit, see below")
     wandb: StrictBool | dict[str, Any] = Field(
         default=False, description="log to Weights & Biases too; a mapping is passed to wandb.init"
+    )
+    tune: dict[str, Any] = Field(
+        default_factory=dict, description="search space of the command tune, see docs/tuning.md; not used in training"
     )
     schedule_horizon: Int | None = Field(
         default=None, ge=1, le=MOST_STEPS, description="env steps that schedules run over; default: total_timesteps"

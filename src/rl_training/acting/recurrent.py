@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -35,7 +36,7 @@ class RecurrentActor(NetworkActor):
         self.forward = make_recurrent_forward(model)
 
     def act(self, obs: Observation, memory: Memory, *, explore: bool, rng: np.random.Generator) -> Decision:
-        output, value, memory = self.forward(obs, self.checked(memory, obs))
+        output, value, memory = self.forward(obs, checked_memory(memory, obs, self.model.memory_shape()))
         policy = self.model.heads.acting_policy(output)
         return decide(policy, value, memory, sample=explore or not self.hp.deterministic_eval, rng=rng)
 
@@ -43,21 +44,9 @@ class RecurrentActor(NetworkActor):
         fields: Fields = {"policy": Field(self.model.memory_shape()["policy"], np.dtype(np.float32))}
 
         def scores(obs: Observation, memory: Memory) -> Array:
-            return self.forward(obs, self.checked(memory, obs))[0]
+            return self.forward(obs, checked_memory(memory, obs, self.model.memory_shape()))[0]
 
         return Exportable(ExportedRecurrent(self.model), fields, without(self, deterministic_eval=True), scores)
-
-    def checked(self, memory: Memory, obs: Observation) -> Memory:
-        """The memory for observations [N, ...]; zeros where it is empty. Raises an InputError where it does not fit."""
-        rows = num_rows(obs)
-        shapes = {name: (rows, *shape) for name, shape in self.model.memory_shape().items()}
-        if not memory:
-            return {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
-        found = {name: tuple(part.shape) for name, part in memory.items()}
-        if found != shapes:
-            check_rows(len(next(iter(memory.values()))), obs)
-            raise InputError(f"a memory of shapes {found} is not one of this policy, whose shapes are {shapes}")
-        return memory
 
 
 class VersionedRecurrentActor(RecurrentActor):
@@ -65,3 +54,19 @@ class VersionedRecurrentActor(RecurrentActor):
 
     def act(self, obs: Observation, memory: Memory, *, explore: bool, rng: np.random.Generator) -> Decision:
         return with_version(super().act(obs, memory, explore=explore, rng=rng), self.version)
+
+
+def checked_memory(memory: Memory, obs: Observation, shape: Mapping[str, tuple[int, ...]]) -> Memory:
+    """The memory for observations [N, ...]; zeros where it is empty. Raises an InputError where it does not fit.
+
+    shape: of one environment's row of each part.
+    """
+    rows = num_rows(obs)
+    shapes = {name: (rows, *each) for name, each in shape.items()}
+    if not memory:
+        return {name: np.zeros(each, np.float32) for name, each in shapes.items()}
+    found = {name: tuple(part.shape) for name, part in memory.items()}
+    if found != shapes:
+        check_rows(len(next(iter(memory.values()))), obs)
+        raise InputError(f"a memory of shapes {found} is not one of this policy, whose shapes are {shapes}")
+    return memory

@@ -48,6 +48,7 @@ class ReplayLearner(Learner, Generic[R]):
     """Takes `utd_ratio` gradient steps per env step, counted over all environments."""
 
     prioritized = False  # whether the replay samples by priority
+    device_columns: tuple[str, ...] = ()  # columns of the replay that should be on the learner's device
     PRIORITY_FLOOR = 1e-6  # so that each step can be sampled again
 
     def __init__(self, actor: Any, hp: Any, *, rng: np.random.Generator) -> None:
@@ -72,19 +73,21 @@ class ReplayLearner(Learner, Generic[R]):
             yield self.one_step(replay)
 
     def steps_due(self, added: int) -> int:
-        """Gradient steps to take after `added` env steps. Steps before `learning_starts` do not count."""
-        hp = self.hp
-        if added < max(hp.learning_starts, self.env_steps_used):  # a run may be resumed without its replay
-            self.env_steps_used = added
-            return 0
-        new = added - self.env_steps_used
-        if new < hp.train_frequency:
+        """Gradient steps to take after `added` env steps."""
+        new = self.new_steps(added)
+        if new < self.hp.train_frequency:
             return 0
         self.env_steps_used = added
-        self.fraction_due += new * hp.utd_ratio
+        self.fraction_due += new * self.hp.utd_ratio
         due = int(self.fraction_due + 1e-9)  # ten times 0.1 is one
         self.fraction_due -= due
         return due
+
+    def new_steps(self, added: int) -> int:
+        """Of `added` env steps, those not yet used. Steps before `learning_starts` do not count."""
+        if added < max(self.hp.learning_starts, self.env_steps_used):  # a run may be resumed without its replay
+            self.env_steps_used = added
+        return added - self.env_steps_used
 
     def sample(self, replay: Replay, **options: Any) -> Batch:
         """A batch on the device. Its index stays on the CPU."""

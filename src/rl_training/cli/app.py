@@ -21,7 +21,7 @@ class Commands(TyperGroup):
         except KeyboardInterrupt as error:
             result = getattr(error, "result", None)
             if result is None:
-                _exit("interrupted; nothing was saved since the last checkpoint", 130)
+                _exit(str(error) or "interrupted; nothing was saved since the last checkpoint", 130)
             from rl_training.runtime.commands import command
 
             _exit(f"{error}\nresume with: {command('resume', result.run_dir)}", 130)

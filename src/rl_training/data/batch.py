@@ -33,6 +33,21 @@ def to_tensors(tree: Any, device: torch.device) -> Any:
     return to_device(tree_map(torch.as_tensor, tree), device)
 
 
+def upload(tree: Any, device: torch.device) -> Any:
+    """Arrays or tensors, or nested dicts of them, as tensors on the device, without waiting for what runs there.
+
+    From memory that is not pinned, a copy to a GPU would wait.
+    """
+    if device.type != "cuda":
+        return to_tensors(tree, device)
+
+    def copied(x: Any) -> Tensor:
+        tensor = torch.as_tensor(x)
+        return tensor if tensor.is_cuda else tensor.pin_memory().to(device, non_blocking=True)
+
+    return tree_map(copied, tree)
+
+
 def flatten(batch: Batch) -> Batch:
     """[T, N, ...] -> [T * N, ...], without copying."""
     return {key: tree_map(lambda x: x.flatten(0, 1), entry) for key, entry in batch.items()}

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from rl_training.data.batch import tree_map
+from rl_training.data.device_columns import DeviceColumns
 from rl_training.data.fields import check_step
 from rl_training.data.replay_saving import hold_rows, load_ring_state, ring_state
 from rl_training.data.ring import Ring, draw_steps, draw_windows
@@ -50,6 +52,7 @@ class Replay:
         tensors. No copy is made where observations are scaled, or where the device has not enough memory."""
         self.num_envs, self.fields, self.scaling, self.device = num_envs, fields, scaling, device
         self.ring = Ring(capacity, num_envs, fields, frame_stack=frame_stack)
+        self.device_columns: DeviceColumns | None = None
         self.priorities = make_priorities(len(self.ring.valid)) if prioritized else None
         self._entries: tuple[str, ...] = ()  # of the last step
 
@@ -85,10 +88,16 @@ class Replay:
         if self.device is not None and self.ring.device is None:
             self._copy_to_device()
         place, expired = self.ring.add(step)
+        if self.device_columns:
+            self.device_columns.refresh(place)
         if self.priorities:
             self.priorities.add(place)
             if len(expired):
                 self.priorities.remove(expired)
+
+    def keep_on_device(self, names: Collection[str], device: torch.device) -> None:
+        """Have these columns on a device: `entries` and `put` then take and give tensors there, see DeviceColumns."""
+        self.device_columns = DeviceColumns({name: self.columns[name] for name in names}, device)
 
     def _copy_to_device(self) -> None:
         """Keep a copy of the observations on the device, unless they are scaled when drawn, or do not fit."""
@@ -190,8 +199,11 @@ class Replay:
         episode. step [B, L]: whether the row is a step. An episode of n steps has n + 1 rows: the last holds only its
         last observation. The columns of that row are zero, or what `put` wrote.
         """
-        place = draw_windows(self.ring, batch_size, length, rng)
-        columns = {name: column[place] for name, column in self.columns.items() if name != "reward"}
+        return self.rows(draw_windows(self.ring, batch_size, length, rng))
+
+    def rows(self, place: Array, *, without: Collection[str] = ()) -> dict[str, Any]:
+        """The rows at places [...]: obs, step, place and every column but those in `without`, see `windows`."""
+        columns = {name: column[place] for name, column in self.columns.items() if name not in (*without, "reward")}
         return columns | {
             "obs": self.observations(place),
             "reward": self._rewards(place),
@@ -199,7 +211,7 @@ class Replay:
             "place": place,
         }
 
-    def put(self, place: Array, **columns: Array) -> None:
+    def put(self, place: Array, **columns: Array | Tensor) -> None:
         """Overwrite entries [..., ...] of columns at places [...], for example latents that were recomputed.
 
         Waits while a checkpoint that contains these places is written. Where a place is given twice, the last entry
@@ -211,8 +223,17 @@ class Replay:
                 raise InputError(f"the replay has no column {name!r} (it has {known}): declare it in extra_fields")
             expected = place.shape + self.columns[name].shape[1:]
             if np.shape(value) != expected:
-                raise InputError(f"the entries of {name!r} have shape {np.shape(value)}, expected {expected}")
-        self.ring.put(place, **columns)
+                raise InputError(f"the entries of {name!r} have shape {tuple(np.shape(value))}, expected {expected}")
+        if self.device_columns and columns.keys() <= self.device_columns.tensors.keys():
+            self.device_columns.put(place, columns)
+        else:
+            self.ring.put(place, **columns)
+
+    def entries(self, name: str, place: Array) -> Any:
+        """[..., ...] The entries of a column at places [...]: an array, or a tensor where the device has the column."""
+        if self.device_columns and name in self.device_columns.tensors:
+            return self.device_columns.read(name, place)
+        return self.columns[name][place]
 
     def history(self, place: Array, count: int) -> History:
         """Up to `count` steps before the places [B], of the same episodes: see `History`.
@@ -247,10 +268,16 @@ class Replay:
 
     def hold(self) -> Callable[[], None]:
         """Keep the arrays of `state_dict` unchanged until the function returned is called, from any thread."""
+        self._fetch()
         return hold_rows(self.ring)
+
+    def _fetch(self) -> None:
+        if self.device_columns:
+            self.device_columns.fetch(self.ring.holds)
 
     def state_dict(self) -> State:
         """Views of what can be drawn: see `hold`."""
+        self._fetch()
         return ring_state(self.ring, self.priorities)
 
     def load_state_dict(self, state: State) -> None:
@@ -258,6 +285,8 @@ class Replay:
         load_ring_state(self.ring, self.priorities, state)
         if self.added:
             self._copy_to_device()
+            if self.device_columns:
+                self.device_columns.refresh(np.arange(len(self.valid)))
 
 
 def make_priorities(places: int) -> Priorities:

@@ -1,8 +1,9 @@
 """Policies as distributions over actions, from the outputs of a network.
 
-`sample` is a function of `noise`, which numpy draws, so that a run's random stream is the same on every device. `mode`
-is the most likely action, p.kl(q) is KL(p || q). The last axes are those of an action, over which log_prob, entropy and
-kl sum. For acting, where a call costs more than its arithmetic, Categorical and Gaussians also take numpy arrays.
+`sample` is a function of `noise`, which numpy draws, so that a run's random stream is the same on every device; noise
+that is a tensor is used as it is. `mode` is the most likely action, p.kl(q) is KL(p || q). The last axes are those of
+an action, over which log_prob, entropy and kl sum. For acting, where a call costs more than its arithmetic, Categorical
+and Gaussians also take numpy arrays.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class Categorical:
         exponential = rng.standard_exponential(self.log_probs.shape, dtype=np.float32)
         return cast(Array, np.log(np.maximum(exponential, SMALLEST)))  # in float32 it is 0 once in millions of draws
 
-    def sample(self, noise: Array) -> Numbers:
+    def sample(self, noise: Numbers) -> Numbers:
         """The Gumbel-max trick: -log of an exponential variable is a Gumbel variable."""
         return (self.log_probs - _like(self.log_probs, noise)).argmax(-1)
 
@@ -70,9 +71,10 @@ class MultiCategorical:
     def noise(self, rng: np.random.Generator) -> Array:
         return np.concatenate([part.noise(rng) for part in self.parts], -1)
 
-    def sample(self, noise: Array) -> Tensor:
-        ends = np.cumsum([part.log_probs.shape[-1] for part in self.parts])[:-1]
-        return torch.stack([part.sample(n) for part, n in zip(self.parts, np.split(noise, ends, -1), strict=True)], -1)
+    def sample(self, noise: Numbers) -> Tensor:
+        sizes = [part.log_probs.shape[-1] for part in self.parts]
+        parts = torch.split(_like(self.parts[0].log_probs, noise), sizes, -1)
+        return torch.stack([part.sample(n) for part, n in zip(self.parts, parts, strict=True)], -1)
 
     def log_prob(self, action: Tensor) -> Tensor:
         return _total([part.log_prob(a) for part, a in zip(self.parts, action.unbind(-1), strict=True)])
@@ -170,7 +172,41 @@ class TanhGaussian:
         return u.tanh(), log_prob
 
 
-Distribution: TypeAlias = Categorical | MultiCategorical | Bernoulli | DiagGaussian
+class BoundedGaussian:
+    """Independent normals with mean tanh(a) and standard deviation from .1 to 1: DreamerV3's actions [..., A].
+
+    a and b [..., A] are outputs of a network; b = 0 gives a standard deviation of .89. The environment clips.
+    """
+
+    STD_RANGE = (0.1, 1.0)
+
+    def __init__(self, a: Tensor, b: Tensor) -> None:
+        low, high = self.STD_RANGE
+        self.mean, self.std = a.tanh(), low + (high - low) * torch.sigmoid(b + 2)
+
+    @property
+    def mode(self) -> Tensor:
+        return self.mean
+
+    def noise(self, rng: np.random.Generator) -> Array:
+        return cast(Array, rng.standard_normal(self.mean.shape, dtype=np.float32))
+
+    def sample(self, noise: Numbers) -> Tensor:
+        return self.mean + self.std * cast(Tensor, _like(self.mean, noise))
+
+    def log_prob(self, action: Tensor) -> Tensor:
+        z = (action - self.mean) / self.std
+        return -(0.5 * z.square() + self.std.log() + _HALF_LOG_2PI).sum(-1)
+
+    def entropy(self) -> Tensor:
+        return (self.std.log() + (0.5 + _HALF_LOG_2PI)).sum(-1)
+
+    def kl(self, other: BoundedGaussian) -> Tensor:
+        ratio, z = self.std / other.std, (self.mean - other.mean) / other.std
+        return (0.5 * (ratio.square() + z.square() - 1) - ratio.log()).sum(-1)
+
+
+Distribution: TypeAlias = Categorical | MultiCategorical | Bernoulli | DiagGaussian | BoundedGaussian
 
 
 def mean_kl(old: Distribution, new: Distribution) -> Tensor:
@@ -185,9 +221,10 @@ def _total(terms: list[Tensor]) -> Tensor:
     return torch.stack(terms).sum(0)
 
 
-def _like(x: Numbers, noise: Array) -> Numbers:
-    """The noise as a tensor on the device of `x`, or as it is if `x` is an array."""
-    return torch.from_numpy(noise).to(x.device) if isinstance(x, Tensor) else noise
+def _like(x: Numbers, noise: Numbers) -> Numbers:
+    """The noise as a tensor on the device of `x`, or as it is if it is one or `x` is an array."""
+    is_ready = isinstance(noise, Tensor) or not isinstance(x, Tensor)
+    return noise if is_ready else torch.from_numpy(noise).to(x.device)
 
 
 def _library(x: Numbers) -> Any:

@@ -17,7 +17,16 @@ from rl_training.algorithms.base import checked_scalar, scalar_names, without_ef
 from rl_training.config import TrainConfig
 from rl_training.errors import FIXED, ConfigError, InputError, Problem, problems_of, shown, unknown_key
 from rl_training.runtime.hyperparameters import PARTS, Hyperparameter, adapter, hyperparameters_of, is_given, names_of
-from rl_training.runtime.schedules import ALL_FIELDS, KINDS, SYNONYMS, Constant, Schedule, Warmup, parse_schedule
+from rl_training.runtime.schedules import (
+    ALL_FIELDS,
+    KINDS,
+    SYNONYMS,
+    Constant,
+    Schedule,
+    Warmup,
+    kind_of,
+    parse_schedule,
+)
 from rl_training.types import State
 
 VALUE_PARTS = ("", "_schedule")  # those of PARTS that give a value, not a warm-up
@@ -177,6 +186,11 @@ def is_schedule(value: Any) -> bool:
     if isinstance(value, Mapping):
         return not {"kind", *SYNONYMS}.isdisjoint(value)
     return isinstance(value, str) and value in KINDS
+
+
+def schedule_keys(kind: Any) -> set[str]:
+    """The keys of a kind of schedule; a ValueError for an unknown kind."""
+    return {field.alias or name for name, field in kind_of(kind).model_fields.items()}
 
 
 class ScalarConfig(NamedTuple):

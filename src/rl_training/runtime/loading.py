@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from rl_training.algorithms.base import without_effect
 from rl_training.config import LONGEST_ENV_ID, MOST_STEPS, EnvOptions, Execution, Options, TrainConfig
 from rl_training.envs.factory import check_env_id
 from rl_training.errors import (
@@ -27,6 +29,7 @@ from rl_training.runtime.callbacks import CallbackOptions
 from rl_training.runtime.controls import Controls
 from rl_training.runtime.limits import threads_problem
 from rl_training.runtime.registry import ALGORITHMS
+from rl_training.runtime.search_space import Space, corners, put
 from rl_training.runtime.setup import device_problem
 from rl_training.yaml_text import MOST_CHARACTERS
 
@@ -114,6 +117,7 @@ def check(data: Mapping[str, Any], *, allow_import: bool, needs_env: bool = True
         *(_check_options(CallbackOptions, callbacks, ("callbacks",)) if isinstance(callbacks, Mapping) else ()),
         *_check_execution(data),
         *_check_early_stopping(data),
+        *_check_tune(data),
         *_problems("device", device_problem(device) if isinstance(device, str) else None),
         *_problems("num_threads", threads_problem(data.get("num_threads", "auto"))),
     ]
@@ -225,6 +229,46 @@ def _check_early_stopping(data: Mapping[str, Any]) -> list[Problem]:
         return []
     message = f"uses evaluations, but with eval_interval {interval} there is none before the end: set eval_interval"
     return [Problem(("callbacks", "early_stopping"), message)]
+
+
+def _check_tune(data: Mapping[str, Any]) -> list[Problem]:
+    """Each key of a search space with its extreme values, and each of its choices, must make a valid config."""
+    spec, algo = data.get("tune"), data.get("algo")
+    if not spec or not isinstance(algo, str) or algo not in ALGORITHMS:
+        return []
+    fixed = {key: value for key, value in data.items() if key != "tune"}
+    try:
+        space = Space(spec, algo)
+    except ConfigError as error:
+        return error.problems
+    known = set(_all_problems(fixed))
+    return [problem for key in space.nodes for problem in _check_tuned(space, fixed, key, known)]
+
+
+def _check_tuned(space: Space, data: dict[str, Any], key: str, known: set[Problem]) -> list[Problem]:
+    needs = space.needed_by(key)
+    if needs is not None and f"algo_kwargs.{needs[0]}" in space.nodes:
+        data = copy.deepcopy(data)
+        put(data, f"algo_kwargs.{needs[0]}", needs[1])
+    if not space.has_effect(key, data):
+        return [Problem(("tune", key), without_effect(needs) if needs else "has no effect")]
+    path = tuple(key.split("."))
+    found: list[Problem] = []
+    for corner in corners(space, data, key):
+        for problem in _all_problems(corner):
+            if problem not in known and not found:
+                inner = problem.path[len(path) :] if problem.path[: len(path)] == path else problem.path
+                where = f"{'.'.join(map(str, inner))}: " if inner else ""
+                found.append(Problem(("tune", key), f"{where}{problem.message}"))
+    return found
+
+
+def _all_problems(data: dict[str, Any]) -> list[Problem]:
+    try:
+        build_config(data, needs_env=False)
+    except ConfigError as error:
+        return error.problems
+    return []
 
 
 def apply_override(document: Document, override: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import shlex
 import subprocess
 from collections.abc import Sequence
@@ -44,6 +45,7 @@ def write_metadata(
         "versions": package_versions(),
         "git": git_state(Path.cwd()),
         "platform": platform.platform(),
+        "processor": processor_name(),
         "cpu_count": os.cpu_count(),
         "hostname": platform.node(),
         **(extra or {}),
@@ -122,6 +124,15 @@ def installation_report() -> dict[str, str]:
         "backends": ", ".join(["sync", "async", "vector", *optional]),
         **({"not installed": ", ".join(missing)} if missing else {}),
     }
+
+
+def processor_name() -> str:
+    """The model of the processor, as Linux knows it; elsewhere what Python does."""
+    try:
+        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.MULTILINE)
+    except (OSError, ValueError):
+        found = None
+    return found[1].strip() if found else platform.processor() or platform.machine()
 
 
 def git_state(directory: Path) -> dict[str, Any] | None:

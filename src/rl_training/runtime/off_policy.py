@@ -52,7 +52,11 @@ def make_replay(run: TrainingRun, task: int = 0) -> Replay:
         raise InputError(f"buffer_capacity: {capacity:,} steps take {size}, and there are {memory}: lower it")
     on_device = isinstance(spaces.observation, gym.spaces.Box) and fits_on(learner.device, observations)
     device = learner.device if on_device else None
-    return Replay(capacity, num_envs, fields, **kind, device=device, scaling=run.source.normalizers[task])
+    replay = Replay(capacity, num_envs, fields, **kind, device=device, scaling=run.source.normalizers[task])
+    columns = {name: fields[name] for name in learner.device_columns}
+    if columns and fits_on(learner.device, replay_bytes(capacity, num_envs, {**columns, "obs": {}})[1]):
+        replay.keep_on_device(tuple(columns), learner.device)
+    return replay
 
 
 def fits_on(device: torch.device, needed: int) -> bool:

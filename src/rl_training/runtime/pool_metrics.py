@@ -20,17 +20,24 @@ class PoolMetrics:
         self.execution = execution
         self.dropped = 0
         self._rates: Metrics = {}
+        self._came: dict[int, float] = {}  # by worker: when its last rollout came
         self.begin()
 
     def begin(self) -> None:
         self._since = time.perf_counter()
         self.learned_steps = self._played_steps = 0
-        self._playing = self._waited = 0.0  # seconds
+        self._playing = self._between = 0.0  # seconds of actors: playing rollouts, and from one rollout to the next
+        self._waited = 0.0  # seconds of the learner
         self._fills: list[float] = []  # share of the queue in use, whenever the learner took from it
 
     def arrived(self, report: Report) -> None:
+        """Of each actor the time from its last rollout to this one is counted, whatever the window of `read` is."""
+        now = time.perf_counter()
         self._played_steps += report.env_steps
-        self._playing += report.seconds
+        if report.worker in self._came:
+            self._between += now - self._came[report.worker]
+            self._playing += report.seconds
+        self._came[report.worker] = now
 
     def looked(self, length: int) -> None:
         self._fills.append(min(1.0, length / max(1, self.execution.queue_size)))
@@ -62,7 +69,13 @@ class PoolMetrics:
         return {
             "actor_steps_per_second": self._played_steps / seconds,
             "learner_steps_per_second": self.learned_steps / seconds,
-            "actor_waiting": max(0.0, 1.0 - self._playing / (seconds * self.execution.actors)),
+            "actor_waiting": self._share_of_waiting(),
             "learner_waiting": min(1.0, self._waited / seconds),
             "queue_fill": fmean(self._fills) if self._fills else 0.0,
         }
+
+    def _share_of_waiting(self) -> float:
+        """Of the actors. Where none has sent a second rollout since the last call, it is as before."""
+        if not self._between:
+            return self._rates.get("actor_waiting", 0.0)
+        return min(1.0, max(0.0, 1.0 - self._playing / self._between))

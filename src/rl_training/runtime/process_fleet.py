@@ -19,6 +19,7 @@ from rl_training.data.shared_memory import SharedMemory, arrays_in, new_file, sh
 from rl_training.envs.workers import CLOSING
 from rl_training.errors import InputError
 from rl_training.runtime.fleet import ActorFault, Arrival, Event
+from rl_training.runtime.processes import exit_text, import_path
 from rl_training.runtime.rollout_worker import Order, WorkerPlan
 from rl_training.types import Field, Fields, Weights
 
@@ -107,8 +108,7 @@ class ProcessFleet:
         process = self.processes[index]
         process.wait(CLOSING)
         trace, code = process.trace(), self._remove(index)
-        how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-        return Event(index, fault=ActorFault(f"its process ended with {how}", trace))
+        return Event(index, fault=ActorFault(f"its process ended with {exit_text(code)}", trace))
 
     def part(self, rollout: Arrival) -> RolloutPart:
         place, num_ends = rollout.place
@@ -154,14 +154,12 @@ class ActorProcess:
         life, self._life = os.pipe()
         self._trace = new_file()
         descriptors = [theirs.fileno(), life, self._trace, *memory]
-        # All that can be imported here can be imported there.
-        path = os.pathsep.join(os.path.abspath(folder) for folder in sys.path)
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "rl_training.runtime.actor_process", *map(str, descriptors)],
                 pass_fds=descriptors,
                 stdin=subprocess.DEVNULL,
-                env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+                env={**os.environ, "PYTHONPATH": import_path(), "OMP_NUM_THREADS": "1"},
                 start_new_session=True,  # Ctrl-C is for the learner; and all that an actor starts can be killed with it
             )
         finally:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TextIO
 
 from rl_training.errors import InputError
 from rl_training.runtime.metrics import is_loss, is_of_task, of_task
+from rl_training.runtime.number_text import duration, number, percent
 from rl_training.runtime.phases import Phases, compilation_phase, shares
 from rl_training.types import Metrics
 
@@ -22,6 +23,7 @@ QUIET_SECONDS = 30.0  # without output, after which plain progress prints a line
 SPEED_WINDOW = 30.0  # seconds over which steps per second are measured
 PHASE_WINDOW = 5.0  # seconds over which the shares of the phases are measured
 LEAST_SHARE = 0.01  # phases with a smaller share of the time are not shown
+LEAST_WAIT = 0.05  # where both actors and learner wait for a smaller share of the time, the processor is the limit
 MESSAGE_SECONDS = 0.5  # a message waits at most this long for a drawing to end
 MAX_ROWS = 8  # in a column of the live display
 LINE_CELLS = 2  # of a group in a plain line
@@ -31,8 +33,8 @@ ACTORS = {  # of a run whose actors play while the learner learns
     "lag": "policy_lag_mean",
     "largest lag": "policy_lag_max",
     "queue fill": "queue_fill",
-    "actors wait": "actor_waiting",
-    "learner waits": "learner_waiting",
+    "actor steps/s": "actor_steps_per_second",
+    "learner steps/s": "learner_steps_per_second",
     "dropped": "rollouts_dropped",
     "restarts": "actor_restarts",
 }
@@ -195,7 +197,7 @@ class Progress:
             return f"{phase} {duration(seconds)}"
         found = shares(self.phases.seconds(), self._mark(PHASE_WINDOW).seconds)
         shown = [f"{name} {share:.0%}" for name, share in found.items() if share >= LEAST_SHARE] or [phase]
-        return ", ".join([*shown, *bottleneck(self.metrics)])
+        return ", ".join(shown)
 
     def groups(self) -> dict[str, dict[str, float]]:
         """The metrics to show, by column."""
@@ -250,7 +252,7 @@ class PlainProgress(Progress):
         for group, values in self.groups().items():
             cells = [f"{name} {number(value):>9}" for name, value in list(values.items())[:LINE_CELLS]]
             parts.append(" ".join(cells if group == "loss" else [group, *cells]))  # the name of a loss ends with it
-        return "  ".join(parts)
+        return "  ".join([*parts, *bottleneck(self.metrics)])
 
 
 class LiveProgress(Progress):
@@ -307,7 +309,8 @@ class LiveProgress(Progress):
         heading.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
         heading.add_column(no_wrap=True, justify="right")
         heading.add_row(Text(self.title, style="bold", overflow="ellipsis"), Text(self.activity(), style="cyan"))
-        return Group(heading, bar, columns) if self.metrics else Group(heading, bar)
+        waits = [Text(line, style="cyan") for line in bottleneck(self.metrics)]
+        return Group(heading, bar, columns, *waits) if self.metrics else Group(heading, bar)
 
 
 def _column(group: str, values: Mapping[str, float]) -> Any:
@@ -331,14 +334,14 @@ def make_progress(
     """auto, live, plain or silent. `schedule_names`: the hyperparameters whose value in force is shown."""
     stream = stream if stream is not None else sys.stdout
     if mode == "auto":
-        mode = "live" if _can_redraw(stream) else "plain"
+        mode = "live" if can_redraw(stream) else "plain"
     kinds: dict[str, type[Progress]] = {"live": LiveProgress, "plain": PlainProgress, "silent": Progress}
     if mode not in kinds:
         raise InputError(f"progress must be one of auto, {', '.join(kinds)}, got {mode!r}")
     return kinds[mode](schedule_names=schedule_names, stream=stream)
 
 
-def _can_redraw(stream: TextIO) -> bool:
+def can_redraw(stream: TextIO) -> bool:
     return stream.isatty() and os.environ.get("TERM", "") not in ("", "dumb", "unknown")
 
 
@@ -361,40 +364,20 @@ def summary(
 
 
 def actor_cells(metrics: Metrics) -> Metrics:
-    if "actor_waiting" not in metrics:
-        return {}
-    return {name: metrics[key] for name, key in ACTORS.items() if key in metrics}
+    """Of actors elsewhere, and of those in this process that are made to lag."""
+    lags = metrics.get("policy_lag_max", 0.0) > 0
+    return {name: metrics[key] for name, key in ACTORS.items() if key in metrics and (lags or is_asynchronous(metrics))}
+
+
+def is_asynchronous(metrics: Metrics) -> bool:
+    """Whether actors play while the learner learns."""
+    return "actor_waiting" in metrics
 
 
 def bottleneck(metrics: Metrics) -> list[str]:
-    """The side that the other waits for, where actors play while the learner learns."""
-    if "actor_waiting" not in metrics:
+    """A line: the side that the other waits for, and the share of its time for which each waits."""
+    if not is_asynchronous(metrics):
         return []
     actors, learner = metrics["actor_waiting"], metrics["learner_waiting"]
-    if actors > learner:
-        return [f"bottleneck: learner (actors wait {actors:.0%})"]
-    return [f"bottleneck: actors (learner waits {learner:.0%})"]
-
-
-def number(value: float | None) -> str:
-    """At most nine characters with four significant digits; None is a hyperparameter that is switched off."""
-    if value is None:
-        return "off"
-    if math.isnan(value):
-        return "-"
-    size = abs(value)
-    if size >= 1e6 or 0 < size < 1e-3:
-        return f"{value:.2e}"
-    return f"{value:,.0f}" if size >= 1e5 else f"{value:,.1f}" if size >= 1e3 else f"{value:.4g}"
-
-
-def duration(seconds: float | None) -> str:
-    if seconds is None or seconds >= 360_000_000:
-        return "-"
-    minutes, second = divmod(int(seconds), 60)
-    hour, minute = divmod(minutes, 60)
-    return f"{hour}:{minute:02}:{second:02}"
-
-
-def percent(step: int, total: int) -> str:
-    return f"{min(100, 100 * step // max(1, total))}%"
+    side = "neither" if max(actors, learner) < LEAST_WAIT else "learner" if actors > learner else "actors"
+    return [f"bottleneck: {side} (actors wait {actors:.0%}, learner {learner:.0%})"]

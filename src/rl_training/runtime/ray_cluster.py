@@ -17,8 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from rl_training.runtime.metadata import package_version
+from rl_training.runtime.processes import import_path
 
 CONNECT_SECONDS, ANSWER_SECONDS = 3.0, 20.0
+NO_TOKEN = "wants a token that this machine does not have: copy ~/.ray/auth_token from the cluster's first machine"
 
 
 def ray_report(address: str | None = None) -> dict[str, str]:
@@ -65,7 +67,6 @@ def unreachable(address: str) -> str | None:
 
 def _asked(address: str) -> str:
     command = [sys.executable, "-m", "rl_training.runtime.ray_probe", address]
-    path = os.pathsep.join(os.path.abspath(folder) for folder in sys.path)
     try:
         done = subprocess.run(
             command,
@@ -74,14 +75,14 @@ def _asked(address: str) -> str:
             errors="replace",
             timeout=ANSWER_SECONDS,
             stdin=subprocess.DEVNULL,
-            env={**os.environ, "PYTHONPATH": path},
+            env={**os.environ, "PYTHONPATH": import_path()},
             check=False,
         )
     except subprocess.TimeoutExpired:
         return f"accepts connections, but gave no answer within {ANSWER_SECONDS:g} s: is it Ray's port (6379)?"
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        return f"cannot be read: {last}"
+        return NO_TOKEN if "AuthenticationError" in last else f"cannot be read: {last}"
     return described(json.loads(done.stdout.splitlines()[-1]))
 
 
@@ -94,6 +95,9 @@ def described(cluster: Mapping[str, Any]) -> str:
         theirs, ours = cluster["versions"].get(name), cluster["ours"][name]
         if theirs not in (None, ours):
             text += f"; it has {name} {theirs} and this machine {ours}: they should be equal"
+    if cluster["sends_token"] and not cluster["wants_token"]:
+        text += "; it has no token, but this machine has one (~/.ray/auth_token), so that actors would die: "
+        text += "stop the cluster and start it again, or set RAY_AUTH_MODE=disabled"
     if not cluster["is_node"]:
         text += "; this machine is none of its nodes: `ray start --address=...` here before training"
     return text

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import queue
-import signal
-import sys
-import threading
 from typing import Any
 
 from gymnasium.vector.utils import CloudpickleWrapper
@@ -17,6 +13,7 @@ from rl_training.data.rollout import Rollout
 from rl_training.data.rollout_parts import RolloutPart, part_of
 from rl_training.errors import InputError, MissingPackage
 from rl_training.runtime.fleet import ActorFault, Arrival, Event
+from rl_training.runtime.ray_session import RaySession
 from rl_training.runtime.rollout_worker import Order, RolloutWorker, WorkerPlan, described
 from rl_training.types import Fields, Weights
 
@@ -61,14 +58,12 @@ class RayFleet:
 
     def __init__(self, execution: Execution) -> None:
         self.handles: dict[int, Any] = {}
-        self.started_ray = not ray.is_initialized()
-        if self.started_ray:
-            start_ray(execution)
+        self.session = RaySession(execution.address, cores=execution.actors, key="execution.address")
         try:
-            cores = ray.cluster_resources().get("CPU", 0)  # type: ignore[no-untyped-call]
+            cores = self.session.cores
             if cores < execution.actors:
                 raise InputError(
-                    f"execution.actors: {execution.actors} actors take a core each, and Ray has {cores:.0f}: lower it, "
+                    f"execution.actors: {execution.actors} actors take a core each, and Ray has {cores}: lower it, "
                     "or add machines with `ray start --address=...`"
                 )
         except BaseException:
@@ -145,29 +140,6 @@ class RayFleet:
 
     def close(self) -> None:
         with contextlib.ExitStack() as closing:  # if a worker cannot be ended, the others are nevertheless
-            if self.started_ray:
-                closing.callback(ray.shutdown)
+            closing.callback(self.session.close)
             for index in list(self.handles):
                 closing.callback(self.kill, index)
-
-
-def start_ray(execution: Execution) -> None:
-    """Connect to a cluster, or start Ray here, with a core for each actor even if there are fewer."""
-    path = os.pathsep.join(os.path.abspath(folder) for folder in sys.path)
-    options: dict[str, Any] = {"logging_level": "ERROR", "log_to_driver": False}
-    if execution.address is None:
-        variables = {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-        cores = max(execution.actors, os.cpu_count() or 1)
-        options |= {"address": "local", "num_cpus": cores, "include_dashboard": False}
-        options |= {"runtime_env": {"env_vars": variables}}
-    else:
-        options |= {"address": execution.address}
-    on_main_thread = threading.current_thread() is threading.main_thread()
-    handler = signal.getsignal(signal.SIGTERM)
-    try:
-        ray.init(**options)
-        if on_main_thread:
-            signal.signal(signal.SIGTERM, handler)  # Ray sets one that exits, and leaves it
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        where = f"no cluster at {execution.address!r}" if execution.address else "it cannot be started here"
-        raise InputError(f"execution.address: Ray: {where}: {error}") from error

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from rl_training.runtime.a2c_trainer import A2C_RECIPE, train_a2c
 from rl_training.runtime.appo_trainer import APPO_RECIPE, train_appo
 from rl_training.runtime.dqn_trainer import DQN_RECIPE, train_dqn
+from rl_training.runtime.dreamer_trainer import DREAMER_RECIPE, train_dreamer
 from rl_training.runtime.efficientzero_trainer import EFFICIENTZERO_RECIPE, train_efficientzero
 from rl_training.runtime.gail_trainer import GAIL_RECIPE, train_gail
 from rl_training.runtime.gumbel_muzero_trainer import GUMBEL_MUZERO_RECIPE, train_gumbel_muzero
@@ -32,6 +33,7 @@ ALGORITHMS: dict[str, Entry] = {
     "a2c": Entry(A2C_RECIPE, train_a2c),
     "appo": Entry(APPO_RECIPE, train_appo),
     "dqn": Entry(DQN_RECIPE, train_dqn),
+    "dreamer": Entry(DREAMER_RECIPE, train_dreamer),
     "efficientzero": Entry(EFFICIENTZERO_RECIPE, train_efficientzero),
     "gail": Entry(GAIL_RECIPE, train_gail),
     "gumbel_muzero": Entry(GUMBEL_MUZERO_RECIPE, train_gumbel_muzero),

@@ -123,7 +123,8 @@ class RolloutWorker:
         """The statistics of the normaliser are the learner's; the returns of current episodes are here."""
         returns = self.normalizer.returns.copy() if self.normalizer is not None else np.zeros(0)
         state = {"runner": RunnerState(self.runner).state_dict(), "returns": returns, "generators": global_state()}
-        return without_tensors(state)  # torch would pass them on by a way of its own, which only its processes know
+        plain: State = without_tensors(state)  # torch would pass them on in a way that only its own processes know
+        return plain
 
     def load_state_dict(self, state: State | None, statistics: list[State] | None) -> list[int]:
         """Load a state, and return the environments that could not be restored: all where there is no state.

@@ -209,6 +209,8 @@ def begin(run: TrainingRun) -> None:
     run.progress.start(run.config.total_timesteps, title, run.step)
     for line in [*resume_notes(run), *(f"warning: {line}" for line in schedule_warnings(run.controls))]:
         run.progress.message(line)
+    if run.config.tune:
+        run.progress.message("the key tune is for rl-training tune: this run uses the values outside it")
     run.entered = True
     if run.evaluation.due:
         run.evaluate()

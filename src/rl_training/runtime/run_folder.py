@@ -119,6 +119,7 @@ def run_facts(run: TrainingRun) -> dict[str, Any]:
     """The entries of `metadata.json` about this run: its devices, and the run it was resumed from."""
     return {
         "device": str(run.device),
+        "gpu": torch.cuda.get_device_name(run.device) if run.device.type == "cuda" else None,
         "num_threads": torch.get_num_threads(),
         **run.source.facts(),
         "schedule_horizon": run.config.horizon,

@@ -391,7 +391,7 @@ def parse_schedule(spec: Any, *, fixed: float | None = None) -> Schedule:
     if isinstance(spec, Real) and not isinstance(spec, bool):  # numpy's numbers too
         return Constant(start=_number(spec))
     if isinstance(spec, str):
-        cls = _kind(spec)
+        cls = kind_of(spec)
         if cls.needs:
             raise ValueError(f"a {spec} schedule needs more than its name: write {{kind: {spec}, {cls.needs}}}")
         spec = {"kind": spec}
@@ -400,7 +400,7 @@ def parse_schedule(spec: Any, *, fixed: float | None = None) -> Schedule:
     mapping = _canonical(spec)
     if "kind" not in mapping and not mapping.keys() <= Constant.model_fields.keys():
         raise ValueError(f"a schedule needs a kind: {', '.join(KINDS)}")
-    cls = _kind(mapping.setdefault("kind", "constant"))
+    cls = kind_of(mapping.setdefault("kind", "constant"))
     if "start" in cls.model_fields and "start" not in mapping and fixed is not None:
         mapping["start"] = fixed
     if cls is Sequence:
@@ -415,7 +415,7 @@ def _number(value: Real) -> float:
         raise ValueError(f"should be a number below 1e308, got {shown(value)}") from None
 
 
-def _kind(name: Any) -> type[Schedule]:
+def kind_of(name: Any) -> type[Schedule]:
     if not isinstance(name, str) or name not in KINDS:
         raise ValueError(f"unknown schedule kind {shown(name)}{nearest(shown(name), KINDS)}; kinds: {', '.join(KINDS)}")
     return KINDS[name]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
+import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -152,11 +154,17 @@ def has_convolutions(spaces: Sequence[Spaces], hp: Any) -> bool:
 
 
 def pick_threads(setting: int | str, num_parameters: int, device: torch.device) -> int:
-    """auto: one thread below a million parameters, because two make small networks slower."""
+    """auto: one thread below a million parameters, because two make small networks slower; else those it may use."""
     if isinstance(setting, int):
         return setting
     small = num_parameters < 1_000_000
-    return 1 if small or device.type != "cpu" else usable_cores()
+    return 1 if small or device.type != "cpu" else int(min(usable_cores(), omp_threads()))
+
+
+def omp_threads() -> float:
+    """OMP_NUM_THREADS, by which several runs share a machine; infinity if it is not set."""
+    text = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
+    return int(text) if text.isdigit() and int(text) else math.inf
 
 
 def quick_kernels(device: torch.device, *, convolutions: bool) -> Callable[[], None]:

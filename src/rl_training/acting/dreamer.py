@@ -1,0 +1,87 @@
+"""The actor of DreamerV3: a policy on the latent state of a world model, which it carries from step to step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+from torch import Tensor
+
+from rl_training.acting.actor import NetworkActor, choose
+from rl_training.acting.recurrent import checked_memory
+from rl_training.data.batch import to_tensors
+from rl_training.data.fields import step_fields
+from rl_training.data.history import num_rows
+from rl_training.errors import InputError
+from rl_training.models.dreamer import SIZES, DreamerModel, Size
+from rl_training.models.rssm import GROUPS, Latent
+from rl_training.types import Array, Decision, Field, Fields, Memory, Observation, Spaces
+
+DETER = np.dtype(np.float16)  # states lie in [-1, 1], where float16 is finer than the published code's bfloat16
+
+
+def size_of(hp: Any) -> Size:
+    """The preset `size`, with the widths that are given by themselves."""
+    given = {name: getattr(hp, name) for name in Size._fields if getattr(hp, name) is not None}
+    return SIZES[hp.size]._replace(**given)
+
+
+def dreamer_fields(spaces: Spaces, hp: Any) -> Fields:
+    """A step also holds the latent of its observation: the category of each of its variables, and the GRU's state."""
+    deter, stoch = Field((size_of(hp).deter,), DETER), Field((GROUPS,), np.dtype(np.uint8))
+    return step_fields(spaces, {"deter": deter, "stoch": stoch})
+
+
+class DreamerActor(NetworkActor):
+    """Samples a latent from the observation and the memory, and an action from the policy of that latent.
+
+    The memory is the latent and the action of the step before. Rows of zeros are the state at the start of an episode.
+    """
+
+    model: DreamerModel
+
+    def __init__(self, spaces: Spaces, hp: Any, *, device: torch.device | str = "cpu") -> None:
+        if isinstance(spaces.action, gym.spaces.MultiBinary):
+            raise InputError(
+                f"dreamer acts in Discrete, MultiDiscrete and Box spaces, not in {spaces.action}: use ppo, or a "
+                "gymnasium.ActionWrapper that offers MultiDiscrete actions"
+            )
+        super().__init__(DreamerModel(spaces, size_of(hp)), spaces, hp, device=device)
+
+    @torch.no_grad()
+    def act(self, obs: Observation, memory: Memory, *, explore: bool, rng: np.random.Generator) -> Decision:
+        before, action = self.recall(memory, obs)
+        noise = torch.from_numpy(rng.random((num_rows(obs), GROUPS), np.float32)).to(self.device)
+        latent = self.see(obs, before, action, noise)
+        action = choose(self.model.policy(latent), sample=explore or not self.hp.deterministic_eval, rng=rng)
+        after: Memory = {"deter": latent.deter, "stoch": latent.stoch, "action": self.model.policy.vector(action)}
+        extras = {"deter": to_array(latent.deter.half()), "stoch": to_array(latent.stoch.argmax(-1).byte())}
+        taken = to_array(action).reshape(num_rows(obs), *(self.spaces.action.shape or ()))
+        if self.device.type == "cpu":
+            after = {name: to_array(torch.as_tensor(part)) for name, part in after.items()}
+        return Decision(taken, after, extras)
+
+    def recall(self, memory: Memory, obs: Observation) -> tuple[Latent, Tensor]:
+        """The latent and the action before observations [N, ...]."""
+        parts = checked_memory(memory, obs, self.memory_shape())
+        deter, stoch, action = (
+            torch.as_tensor(parts[name], device=self.device) for name in ("deter", "stoch", "action")
+        )
+        return Latent(deter, stoch), action
+
+    def memory_shape(self) -> dict[str, tuple[int, ...]]:
+        size = self.model.size
+        return {"deter": (size.deter,), "stoch": (GROUPS, size.classes), "action": (self.model.policy.action_size,)}
+
+    def see(self, obs: Observation, before: Latent, action: Tensor, noise: Tensor) -> Latent:
+        """The latents after observations [N, ...]."""
+        dynamics = self.model.dynamics
+        deter = dynamics.deterministic(before, action)
+        logits = dynamics.posterior(deter, self.model.encoder(to_tensors(obs, self.device)))
+        return Latent(deter, dynamics.sample(logits, noise))
+
+
+def to_array(tensor: Tensor) -> Array:
+    return tensor.cpu().numpy()
