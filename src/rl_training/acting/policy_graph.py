@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from rl_training.acting.exportable import Exportable
 from rl_training.data.normalize import LIMIT, Normalizer, RunningMeanStd
 from rl_training.envs.spaces import ObservationLayout
-from rl_training.types import Array, BoxActions, TensorTree
+from rl_training.types import Array, BoxActions, Observation, TensorTree
 
 OBS, MEMORY, AFTER = "obs", "memory.", "next_memory."
 
@@ -61,10 +61,13 @@ def input_name(key: str) -> str:
     return "leaf_" + key.replace(".", "\N{MIDDLE DOT}")
 
 
-def graph_inputs(obs: Any, memory: Mapping[str, Any]) -> dict[str, Any]:
-    """Observations in the model's arrays and a memory, by the names of inputs."""
-    parts = {obs_name(key): x for key, x in obs.items()} if isinstance(obs, dict) else {OBS: obs}
-    return {**parts, **{MEMORY + name: x for name, x in memory.items()}}
+def graph_inputs(layout: ObservationLayout, obs: Observation, memory: Mapping[str, Any]) -> dict[str, Any]:
+    """Observations in the model's arrays as the environment counts them, and a memory, by the names of inputs."""
+    inputs = {}
+    for leaf in layout.leaves:
+        value = obs[leaf.key] if isinstance(obs, dict) else obs
+        inputs[obs_name(leaf.key)] = value if leaf.start is None else value + leaf.start
+    return {**inputs, **{MEMORY + name: x for name, x in memory.items()}}
 
 
 class ToModel(nn.Module):

@@ -38,7 +38,8 @@ def sampled(space: gym.Space, rows: int, known: RunningMeanStd | None, rng: np.r
         return rng.integers(2, size=shape).astype(space.dtype)
     assert isinstance(space, spaces.Box)
     if space.dtype == np.uint8:
-        return rng.integers(space.low, space.high.astype(np.int64) + 1, size=shape).astype(np.uint8)
+        brightness = rng.random((rows, *(1 for _ in space.shape)))  # noise alone looks the same to a convolution
+        return np.asarray(space.low + brightness * rng.random(shape) * (space.high - space.low), np.uint8)
     low, high = usual_bounds(space)
     value: Any = rng.uniform(low.astype(np.float64), high.astype(np.float64), size=shape)
     if known is not None and known.count:
