@@ -98,16 +98,18 @@ def importances(study: optuna.Study) -> dict[str, float]:
         return {}
     evaluator = optuna.importance.PedAnovaImportanceEvaluator()
     try:
-        return optuna.importance.get_param_importances(study, evaluator=evaluator)
+        found: dict[str, float] = optuna.importance.get_param_importances(study, evaluator=evaluator)
     except (ValueError, RuntimeError):  # no parameter is in all trials
         return {}
+    return found
 
 
 def last_value(trial: FrozenTrial) -> float | None:
     """The value of a trial, or for one that was pruned its last report."""
-    if trial.value is not None or not trial.intermediate_values:
-        return trial.value
-    return trial.intermediate_values[max(trial.intermediate_values)]
+    value: float | None = trial.value
+    if value is None and trial.intermediate_values:
+        value = trial.intermediate_values[max(trial.intermediate_values)]
+    return value
 
 
 def history(trials: Sequence[FrozenTrial], direction: Any, metric: str) -> str:

@@ -228,7 +228,7 @@ class Search:
     @property
     def left(self) -> int:
         """Trials to run until the study has as many as it shall have."""
-        done = sum(trial.state.is_finished() for trial in self.study.get_trials(deepcopy=False))
+        done: int = sum(trial.state.is_finished() for trial in self.study.get_trials(deepcopy=False))
         return max(0, self.options.trials - done)
 
     def use(self, place: Place) -> None:
