@@ -18,6 +18,7 @@ from rl_training.reports.groups import NO_DIFFERENCE
 from rl_training.reports.page import MORE
 from rl_training.reports.table import HEADINGS
 from rl_training.runtime.loading import build_config
+from rl_training.runtime.metadata import EXTRAS
 from rl_training.runtime.progress import ACTORS, bottleneck
 from run_folders import write_run
 from test_cli import cli
@@ -112,9 +113,18 @@ def test_every_extra_is_one_that_the_package_asks_for():
     assert set(re.findall(r"`(\w+)`", offered)) == extras() | {"dev"}
 
 
-def test_doctor_knows_only_extras_that_exist():
-    named = re.findall(r"rl-training\[(\w+)\]", cli("doctor"))
-    assert set(named) <= extras()
+def test_doctor_knows_every_extra(monkeypatch):
+    assert set(EXTRAS) == extras()
+    monkeypatch.setattr("rl_training.runtime.metadata.find_spec", lambda name: None)
+    missing = next(line for line in cli("doctor").splitlines() if line.startswith("not installed"))
+    assert set(re.findall(r"rl-training\[(\w+)\]", missing)) == extras()
+
+
+def test_make_test_and_the_gate_install_every_extra_that_tests_need():
+    """A test whose package is missing is skipped, and nobody notices."""
+    installed = extras() - {"plot", "wandb"} | {"dev"}  # dev has plot; wandb is replaced in tests
+    for file, words in ((REPOSITORY / "Makefile", installed), (REPOSITORY / ".ci" / "run", {*installed, "reference"})):
+        assert set(re.search(r"EXTRAS\s*\??=\s*(\S+)", file.read_text())[1].split(",")) == words, file
 
 
 def test_make_targets_in_the_readme_exist():

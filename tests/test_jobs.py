@@ -525,7 +525,7 @@ def test_ray_takes_an_address_or_none(words, address, monkeypatch):
 
 
 class Done:
-    failed = ()
+    rows = failed = ()
 
 
 def test_train_takes_a_config_with_a_search_space_and_says_so(tmp_path):

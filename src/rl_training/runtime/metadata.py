@@ -23,6 +23,7 @@ PACKAGES = ("torch", "gymnasium", "numpy", "numba", "safetensors", "tensorboard"
 EXTRAS = {
     "atari": "ale_py",
     "mujoco": "mujoco",
+    "dm_control": "dm_control",
     "box2d": "Box2D",
     "onnx": "onnxruntime",
     "plot": "matplotlib",
@@ -30,6 +31,7 @@ EXTRAS = {
     "wandb": "wandb",
     "minari": "minari",
     "ray": "ray",
+    "tune": "optuna",
 }
 
 
