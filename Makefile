@@ -4,7 +4,7 @@ CONFIG ?= configs/ppo/cartpole.yaml
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check install --quiet --constraint constraints.txt
-EXTRAS ?= dev,atari,mujoco,dm_control,box2d,minari,onnx,ray,tune,video
+EXTRAS ?= dev,atari,mujoco,dm-control,box2d,minari,onnx,ray,tune,video
 DEV := $(VENV)/.installed-$(EXTRAS)
 
 .PHONY: train test lint format accept bench docs clean

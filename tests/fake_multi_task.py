@@ -61,6 +61,7 @@ class FakeTaskActor:
 class FakeLearner(Learner):
     Hyperparameters = FakeHyperparameters
     prioritized = False
+    device_columns = ()
 
     def __init__(self, actor: FakeActor, hp: Any, *, rng: np.random.Generator) -> None:
         super().__init__(actor, hp, rng=rng)

@@ -56,7 +56,9 @@ def test_a_run_stopped_half_way_resumes_exactly(algo, env_id, tiny_config):
     wrappers = {"normalize_observation": True} | ({} if algo == "gail" else {"normalize_reward": True})
     env_kwargs = {"wrappers": wrappers}  # gail has a reward of its own
     config = {"total_timesteps": 768, "env_id": env_id, "env_kwargs": env_kwargs, "eval_interval": 128}
-    kwargs = {"learning_rate": {"kind": "cosine", "start": 1e-3, "end": 0.0}, "gamma_schedule": "linear"}
+    discount = "horizon" if algo == "dreamer" else "gamma"
+    kwargs = {"learning_rate": {"kind": "cosine", "start": 1e-3, "end": 0.0}}
+    kwargs[discount] = {"kind": "linear", "end": 1.0 if algo == "dreamer" else 0.0}
     whole = train(tiny_config(algo, config, **kwargs), progress="silent")
     half = train(tiny_config(algo, config, **kwargs), callbacks=[stop_at(400)], progress="silent")
     assert 400 <= half.metrics["global_step"] < 768

@@ -236,7 +236,8 @@ def test_sac_from_the_command_line(tmp_path):
     resumed = cli("resume", "--checkpoint", run, "--total-timesteps", 600, "--output-dir", tmp_path / "resumed")
     assert "at step 512" in resumed
     (again,) = (tmp_path / "resumed").iterdir()
-    last = json.loads((again / "metrics.jsonl").read_text().splitlines()[-1])
+    lines = [json.loads(line) for line in (again / "metrics.jsonl").read_text().splitlines()]
+    last = [line for line in lines if line["kind"] == "train"][-1]
     assert (last["global_step"], last["alpha"]) == (600, 0.0)
 
 

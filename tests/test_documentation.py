@@ -100,24 +100,24 @@ def test_the_table_lists_exactly_the_algorithms_there_are():
 def extras():
     """The names of what pyproject.toml offers to install, without the tools of development."""
     section = (REPOSITORY / "pyproject.toml").read_text().split("[project.optional-dependencies]")[1].split("\n[")[0]
-    return set(re.findall(r"^(\w+) = \[", section, re.MULTILINE)) - {"dev", "reference"}
+    return set(re.findall(r"^([\w-]+) = \[", section, re.MULTILINE)) - {"dev", "reference"}
 
 
 def test_every_extra_is_one_that_the_package_asks_for():
     """What needs an extra names it where it is missing: in an error, or in the table of the environments' packages."""
     source = "\n".join(path.read_text() for path in (REPOSITORY / "src").rglob("*.py"))
-    asked = set(re.findall(r"rl-training\[(\w+)\]", source))
-    asked |= set(re.findall(r'"(\w+)"', re.search(r"for name in \((.*?)\) if name in where", source)[1]))
+    asked = set(re.findall(r"rl-training\[([\w-]+)\]", source))
+    asked |= set(re.findall(r'"([\w-]+)"', re.search(r"for name in \((.*?)\) if name in where", source)[1]))
     assert extras() == asked
     offered = re.search(r"\(extras: (.*?)\)", README)[1]
-    assert set(re.findall(r"`(\w+)`", offered)) == extras() | {"dev"}
+    assert set(re.findall(r"`([\w-]+)`", offered)) == extras() | {"dev"}
 
 
 def test_doctor_knows_every_extra(monkeypatch):
     assert set(EXTRAS) == extras()
     monkeypatch.setattr("rl_training.runtime.metadata.find_spec", lambda name: None)
     missing = next(line for line in cli("doctor").splitlines() if line.startswith("not installed"))
-    assert set(re.findall(r"rl-training\[(\w+)\]", missing)) == extras()
+    assert set(re.findall(r"rl-training\[([\w-]+)\]", missing)) == extras()
 
 
 def test_make_test_and_the_gate_install_every_extra_that_tests_need():

@@ -119,7 +119,7 @@ def test_the_worst_episode_is_reported(tiny_config, monkeypatch):
 
 def test_what_is_for_all_tasks_and_what_for_one():
     (one,) = tasks_of("A", {"x": 1, "A": 2}, {"x": 3})
-    assert one == ("A", {"x": 1, "A": 2}, {"x": 3, "A": 2})
+    assert one == ("A", {"x": 1, "A": 2}, {"x": 3, "A": 2}, ())
     first, second = tasks_of(["A", "B"], {"x": 1, "y": 2, "A": {"x": 4}}, {"y": 5, "B": {"x": 6}})
-    assert first == ("A", {"x": 4, "y": 2}, {"x": 4, "y": 5})
-    assert second == ("B", {"x": 1, "y": 2}, {"x": 6, "y": 5})
+    assert first == ("A", {"x": 4, "y": 2}, {"x": 4, "y": 5}, ())
+    assert second == ("B", {"x": 1, "y": 2}, {"x": 6, "y": 5}, ())

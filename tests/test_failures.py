@@ -17,7 +17,7 @@ import yaml
 
 from rl_training import TrainingFailed, TrainingInterrupted, resume_training, train
 from rl_training.errors import InputError
-from rl_training.runtime import checkpoints, metadata, metrics
+from rl_training.runtime import checkpoints, log_file, metadata, metrics
 from rl_training.runtime.checkpoints import load_checkpoint
 from rl_training.runtime.metadata import update_metadata, write_metadata
 from rl_training.runtime.progress import make_progress
@@ -135,7 +135,7 @@ def test_log_lines_that_cannot_be_written_cost_no_checkpoint(tiny_config, monkey
         files.append(Full())
         return files[-1]
 
-    monkeypatch.setattr(metrics, "open", logs_are_full, raising=False)
+    monkeypatch.setattr(log_file, "open", logs_are_full, raising=False)
     monkeypatch.setattr(metrics, "FLUSH_SECONDS", -1.0)
     config = tiny_config("ppo", {"log_interval": 32})
     with pytest.warns(UserWarning, match="cannot be written .No space left on device.; training continues") as caught:
@@ -147,7 +147,7 @@ def test_log_lines_that_cannot_be_written_cost_no_checkpoint(tiny_config, monkey
 
 def test_log_lines_wait_for_space(tmp_path, monkeypatch):
     files = []
-    monkeypatch.setattr(metrics, "open", lambda *_, **__: files.append(Full()) or files[-1], raising=False)
+    monkeypatch.setattr(log_file, "open", lambda *_, **__: files.append(Full()) or files[-1], raising=False)
     monkeypatch.setattr(metrics, "FLUSH_SECONDS", -1.0)
     with pytest.warns(UserWarning, match="tfevents"):
         log = metrics.MetricsLog(tmp_path)

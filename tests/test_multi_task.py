@@ -25,7 +25,7 @@ from rl_training import (
     resume_training,
     train,
 )
-from rl_training.envs.runner import EnvRunner
+from rl_training.envs.runner import EnvRunner, FinishedEpisode
 from rl_training.errors import InputError
 from rl_training.runtime import evaluation, sources
 from rl_training.runtime.checkpoints import load_checkpoint
@@ -239,6 +239,9 @@ def test_evaluating_leaves_training_alone(make):
     assert all((one[key] == other[key]).all() for key in one)
 
 
+EPISODES = [FinishedEpisode(0, 1.0, 9)]
+
+
 def test_an_interrupt_during_an_evaluation_is_heeded_between_tasks(make):
     asked = []
     config = make()
@@ -246,7 +249,7 @@ def test_an_interrupt_during_an_evaluation_is_heeded_between_tasks(make):
     players = [evaluation.Player(None, spaces, None, "clip")] * 2
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            evaluation, "_returns", lambda *given: asked.append(given[2]) or ([1.0] if len(asked) < 2 else None)
+            evaluation, "play", lambda *given, **_: asked.append(given[2]) or (EPISODES if len(asked) < 2 else None)
         )
         assert evaluation.evaluate(players, config) is None
     assert asked == [0, 1]

@@ -17,7 +17,7 @@ import yaml
 
 from rl_training import TrainingInterrupted, load_policy, resume_training, train
 from rl_training.algorithms.muzero import MuZeroHyperparameters
-from rl_training.envs.runner import EnvRunner
+from rl_training.envs.runner import EnvRunner, FinishedEpisode
 from rl_training.envs.tasks import clips_reward
 from rl_training.errors import InputError
 from rl_training.runtime import atomic_files, evaluation, run_evaluations
@@ -379,15 +379,19 @@ def test_what_weights_and_biases_is_told(tiny_config):
     assert wandb_options(tiny_config("ppo", {"wandb": {"project": "mine"}}))["project"] == "mine"
 
 
+def episodes(*returns):
+    return [FinishedEpisode(0, episode_return, 9) for episode_return in returns]
+
+
 def test_mean_and_deviation_of_an_evaluation(tiny_config, monkeypatch):
-    monkeypatch.setattr(evaluation, "_returns", lambda *_: [1.0, 3.0])
+    monkeypatch.setattr(evaluation, "play", lambda *_, **__: episodes(1.0, 3.0))
     player = evaluation.Player(None, Spaces(gym.spaces.Discrete(2), gym.spaces.Discrete(2)), None, "clip")
     metrics = evaluation.evaluate([player], tiny_config("a2c"))
     assert metrics == {"eval_return_mean": 2.0, "eval_return_std": 1.0, "eval_return_min": 1.0, "eval_episodes": 2}
 
 
 def test_of_games_an_evaluation_tells_the_share_that_was_won(tiny_config, monkeypatch):
-    monkeypatch.setattr(evaluation, "_returns", lambda *_: [1.0, 0.0, -1.0, 1.0, 1.0])
+    monkeypatch.setattr(evaluation, "play", lambda *_, **__: episodes(1.0, 0.0, -1.0, 1.0, 1.0))
     spaces = Spaces(gym.spaces.Discrete(2), gym.spaces.Discrete(2), num_players=2)
     metrics = evaluation.evaluate([evaluation.Player(None, spaces, None, "clip")], tiny_config("a2c"), num_episodes=5)
     assert metrics["eval_win_rate"] == 0.6

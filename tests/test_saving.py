@@ -189,6 +189,7 @@ def test_a_checkpoint_holds_the_moment_it_was_asked_for(make_run, writes):
         loaded = load_checkpoint(path)
     assert loaded.step == 16
     assert np.concatenate(loaded.state.pop("ring")["data"]).tolist() == ring.data.tolist()
+    assert loaded.state["run"].pop("wall_seconds") >= expected["run"].pop("wall_seconds")
     assert_equal_state(loaded.state, expected)
     assert threading.main_thread() not in writes.threads
 

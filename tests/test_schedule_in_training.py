@@ -6,6 +6,7 @@ import pytest
 
 from conftest import TINY, learning_rates
 from rl_training import ALGORITHMS, resume_training, train
+from rl_training.algorithms.laprop import LaProp
 from rl_training.algorithms.optim import Adam, RMSprop
 from rl_training.runtime import setup
 
@@ -16,28 +17,34 @@ def iteration(algo):
 
 
 def spy(log):
-    return lambda run: log.append((run.step, run.learner.hp.learning_rate, run.learner.gamma))
+    return lambda run: log.append((run.step, run.learner.hp.learning_rate, run.learner.hp.gamma))
 
 
-def expected(step, horizon):
+def expected(step, horizon, algo=""):
     progress = min(step, horizon - 1) / (horizon - 1)
-    return step, 1e-3 * (1 - progress), 0.9 * (1 - progress) + 0.8 * progress
+    gamma = 0.9 * (1 - progress) + 0.8 * progress
+    if algo == "dreamer":
+        gamma = 1 - 1 / (10 * (1 - progress) + 5 * progress)
+    return step, 1e-3 * (1 - progress), gamma
 
 
-KWARGS = {
-    "learning_rate": {"kind": "linear", "start": 1e-3, "end": 0.0},
-    "gamma": {"kind": "linear", "start": 0.9, "end": 0.8},
-}
+LEARNING_RATE = {"learning_rate": {"kind": "linear", "start": 1e-3, "end": 0.0}}
+KWARGS = LEARNING_RATE | {"gamma": {"kind": "linear", "start": 0.9, "end": 0.8}}
+
+
+def kwargs_of(algo):
+    """The discount factor falls from 0.9 to 0.8: DreamerV3 has its horizon, 1 / (1 - gamma), as a hyperparameter."""
+    return LEARNING_RATE | {"horizon": {"kind": "linear", "start": 10, "end": 5}} if algo == "dreamer" else KWARGS
 
 
 @pytest.mark.parametrize("algo", sorted(ALGORITHMS))
 def test_every_update_sees_the_value_of_its_step(algo, tiny_config):
     log = []
     total = 330  # not a multiple of a rollout: the last update is past the horizon
-    train(tiny_config(algo, {"total_timesteps": total}, **KWARGS), callbacks=[spy(log)], progress="silent")
+    train(tiny_config(algo, {"total_timesteps": total}, **kwargs_of(algo)), callbacks=[spy(log)], progress="silent")
     every = iteration(algo)
     steps = range(every, total + every, every) if total % every else range(every, total + 1, every)
-    assert log == [pytest.approx(expected(step, total)) for step in steps]
+    assert log == [pytest.approx(expected(step, total, algo)) for step in steps]
     assert log[-1][1:] == (0.0, pytest.approx(0.8))
 
 
@@ -45,7 +52,7 @@ def test_every_update_sees_the_value_of_its_step(algo, tiny_config):
 def test_every_gradient_step_has_the_learning_rate_of_its_step(algo, tiny_config, monkeypatch):
     """What the optimizers are given during an update, in all three loops, not what is in force after it."""
     used, seen = [], []
-    for optimizer in (Adam, RMSprop):
+    for optimizer in (Adam, LaProp, RMSprop):
         step = optimizer.step
         monkeypatch.setattr(optimizer, "step", lambda self, lr, step=step: (used.append(lr), step(self, lr)))
 
@@ -53,7 +60,9 @@ def test_every_gradient_step_has_the_learning_rate_of_its_step(algo, tiny_config
         seen.extend((run.step, lr) for lr in used)
         used.clear()
 
-    kwargs = KWARGS | learning_rates(algo, KWARGS["learning_rate"])
+    kwargs = kwargs_of(algo) | learning_rates(algo, KWARGS["learning_rate"])
+    if algo == "dreamer":
+        kwargs["warmup_updates"] = 0  # else the optimizer is given a fraction of the rate
     train(tiny_config(algo, {"total_timesteps": 192}, **kwargs), callbacks=[note], progress="silent")
     assert len(seen) >= 8
     assert seen == [(step, pytest.approx(expected(step, 192)[1], rel=1e-9)) for step, _ in seen]
@@ -92,10 +101,10 @@ def test_the_sequence_goes_on_after_a_resume(algo, tiny_config):
             run.stop("half way")
 
     first, second = [], []
-    half = train(tiny_config(algo, **KWARGS), callbacks=[spy(first), stop], progress="silent")
+    half = train(tiny_config(algo, **kwargs_of(algo)), callbacks=[spy(first), stop], progress="silent")
     resume_training(half.run_dir, callbacks=[spy(second)], progress="silent")
     steps = range(iteration(algo), 256 + 1, iteration(algo))
-    assert first + second == [pytest.approx(expected(step, 256)) for step in steps]
+    assert first + second == [pytest.approx(expected(step, 256, algo)) for step in steps]
 
 
 def test_the_reward_normaliser_shares_the_scheduled_gamma(tiny_config):

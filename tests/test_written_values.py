@@ -10,6 +10,7 @@ import pytest
 
 from conftest import TINY, learning_rates
 from rl_training import ALGORITHMS, load_policy, resume_training, train
+from rl_training.algorithms.laprop import LaProp
 from rl_training.algorithms.optim import Adam, RMSprop
 from rl_training.algorithms.ppo import PPO
 from rl_training.errors import InputError
@@ -47,7 +48,7 @@ def write_at(step, **values):
 def rates_used(monkeypatch):
     """The learning rates that optimizers are given."""
     used = []
-    for optimizer in (Adam, RMSprop):
+    for optimizer in (Adam, LaProp, RMSprop):
         step = optimizer.step
         monkeypatch.setattr(optimizer, "step", lambda self, lr, step=step: (used.append(lr), step(self, lr)))
     return used
@@ -67,7 +68,8 @@ def test_every_update_after_a_write_uses_the_written_value(algo, tiny_config, mo
     assert {lr for step, lr in seen if step > 128} == {5e-4}
     assert 5e-4 not in {lr for step, lr in seen if step < written}
     lines = [json.loads(line) for line in (result.run_dir / "metrics.jsonl").read_text().splitlines()]
-    assert {line["learning_rate"] for line in lines if line["global_step"] >= written} == {5e-4}
+    later = [line for line in lines if line["kind"] == "train" and line["global_step"] >= written]
+    assert {line["learning_rate"] for line in later} == {5e-4}
     assert result.metrics["learning_rate"] == 5e-4
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -63,10 +64,13 @@ class CompiledPath(DreamerPath):
         from rl_training.ops import dreamer_cells  # here, because importing numba is slow
 
         self.steps = dreamer_cells.STEPS
-        model.use_functions(dreamer_cells.normed_silu, dreamer_cells.two_hot_mean, dreamer_cells.two_hot_loss)
+        self.functions = dreamer_cells.normed_silu, dreamer_cells.two_hot_mean, dreamer_cells.two_hot_loss
 
-    def settings(self) -> Any:
-        return OneDNN()
+    @contextmanager
+    def settings(self) -> Iterator[None]:
+        # Not outside: actors in other processes have the plain functions, which round differently.
+        with OneDNN(), self.model.functions(*self.functions):
+            yield
 
     def observe(
         self, tokens: Tensor, actions: Tensor, first: Tensor, carry: Latent, noise: Tensor

@@ -46,7 +46,7 @@ MICRO = 10**6  # the train ratio is counted in millionths of a replayed step, so
 @dataclass(frozen=True)
 class DreamerHyperparameters:
     size: Literal["1m", "12m", "25m", "50m", "100m", "200m", "400m"] = setting(
-        "12m", "size of all networks: about so many parameters"
+        "12m", "size of all networks: approximate number of parameters"
     )
     deter: int | None = setting(None, "size of the GRU's state, a multiple of 8; None: that of `size`", low=8)
     hidden: int | None = setting(None, "units of layers within the dynamics; None: that of `size`", low=1)
@@ -69,7 +69,9 @@ class DreamerHyperparameters:
         0.3, "adaptive gradient clipping: largest norm of a tensor's gradient, as a fraction of the tensor's norm"
     )
     horizon: float = scalar(333.0, "discount horizon in steps: the discount factor is 1 - 1 / horizon", low=1.0)
-    gae_lambda: float = scalar(0.95, "lambda of the lambda-returns; 1: only the last state's value", high=1.0)
+    gae_lambda: float = scalar(
+        0.95, "lambda of the returns, as in GAE; 1: only the last state's value", high=1.0
+    )
     imagination_length: int = scalar(15, "steps imagined from each replayed step", low=1)
     ent_coef: float = scalar(3e-4, "entropy bonus coefficient")
     free_nats: float = scalar(1.0, "KL divergence per step that is not penalised, in nats")
@@ -82,7 +84,7 @@ class DreamerHyperparameters:
     value_coef: float = scalar(1.0, "coefficient of the value loss in imagination")
     replay_value_coef: float = scalar(0.3, "coefficient of the value loss on replayed steps")
     slow_value_coef: float = scalar(1.0, "part of both value losses that holds values near those of the slow critic")
-    tau: float = scalar(0.02, "rate at which the slow critic follows the critic, each gradient step", high=1.0)
+    tau: float = scalar(0.02, "soft update (Polyak) coefficient of the slow critic, each gradient step", high=1.0)
     return_rate: float = scalar(0.01, "rate of the moving averages of the returns' percentiles", high=1.0)
     return_limit: float = scalar(1.0, "smallest number that advantages are divided by", low=1e-8)
 

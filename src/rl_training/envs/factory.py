@@ -331,9 +331,8 @@ def _missing_package(env_id: str, error: Exception) -> MissingPackage:
     """An error that names the extra to install, where there is one."""
     known = env_id.rpartition(":")[2] in gym.registry
     where = f"{_spec(env_id).entry_point} {error}".lower() if known else str(error).lower()
-    extra = next(
-        (name for name in ("dm_control", "mujoco", "box2d", "atari") if name in where.replace("ale_py", "atari")), None
-    )
+    where = where.replace("ale_py", "atari").replace("dm_control", "dm-control").replace("shimmy", "dm-control")
+    extra = next((name for name in ("dm-control", "mujoco", "box2d", "atari") if name in where), None)
     remedy = f'; pip install "rl-training[{extra}]"' if extra and "pip install envpool" not in where else ""
     return MissingPackage(f"environment {env_id!r} cannot be made: {error}{remedy}")
 

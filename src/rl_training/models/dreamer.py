@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import NamedTuple, TypeAlias, cast
 
 import gymnasium as gym
@@ -12,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rl_training.errors import InputError
-from rl_training.models.dreamer_layers import NormedMLP, NormedSiLU, linear
+from rl_training.models.dreamer_layers import NormedMLP, NormedSiLU, linear, normed_silu
 from rl_training.models.dreamer_observations import DreamerDecoder, DreamerEncoder
 from rl_training.models.rssm import GROUPS, RSSM, Latent
 from rl_training.ops.distributions import BoundedGaussian, Categorical, MultiCategorical
@@ -80,8 +81,17 @@ class DreamerModel(nn.Module):
         """The loss [...] of logits [..., BINS] for rewards or values [...], and `coefficient` times that for others."""
         return self.number_loss(logits, values, self.bins, others, coefficient)
 
-    def use_functions(self, normed: Function, mean: Function, loss: Function) -> None:
-        """Compute with other functions of the same results as `normed_silu`, `two_hot_mean` and `two_hot_loss`."""
+    @contextmanager
+    def functions(self, normed: Function, mean: Function, loss: Function) -> Iterator[None]:
+        """A context with other functions of the same results as `normed_silu`, `two_hot_mean` and `two_hot_loss`."""
+        before = normed_silu, self.number_mean, self.number_loss
+        self._use_functions(normed, mean, loss)
+        try:
+            yield
+        finally:
+            self._use_functions(*before)
+
+    def _use_functions(self, normed: Function, mean: Function, loss: Function) -> None:
         self.number_mean, self.number_loss = mean, loss
         for layer in self.modules():
             if isinstance(layer, NormedSiLU):

@@ -23,7 +23,7 @@ PACKAGES = ("torch", "gymnasium", "numpy", "numba", "safetensors", "tensorboard"
 EXTRAS = {
     "atari": "ale_py",
     "mujoco": "mujoco",
-    "dm_control": "dm_control",
+    "dm-control": "dm_control",
     "box2d": "Box2D",
     "onnx": "onnxruntime",
     "plot": "matplotlib",
