@@ -69,9 +69,7 @@ class DreamerHyperparameters:
         0.3, "adaptive gradient clipping: largest norm of a tensor's gradient, as a fraction of the tensor's norm"
     )
     horizon: float = scalar(333.0, "discount horizon in steps: the discount factor is 1 - 1 / horizon", low=1.0)
-    gae_lambda: float = scalar(
-        0.95, "lambda of the returns, as in GAE; 1: only the last state's value", high=1.0
-    )
+    gae_lambda: float = scalar(0.95, "lambda of the returns, as in GAE; 1: only the last state's value", high=1.0)
     imagination_length: int = scalar(15, "steps imagined from each replayed step", low=1)
     ent_coef: float = scalar(3e-4, "entropy bonus coefficient")
     free_nats: float = scalar(1.0, "KL divergence per step that is not penalised, in nats")
