@@ -7,6 +7,7 @@ import math
 import pytest
 
 from rl_training.config import Execution
+from rl_training.envs.runner import FinishedEpisode
 from rl_training.runtime import pool_metrics
 from rl_training.runtime.pool_metrics import PoolMetrics
 from rl_training.runtime.rollout_worker import Report
@@ -80,7 +81,7 @@ def test_the_learner_waits_inside_the_block(clock: Clock) -> None:
     assert found["learner_steps_per_second"] == pytest.approx(50.0)
 
 
-def test_the_queue_is_looked_at_when_the_learner_takes(clock: Clock) -> None:
+def test_the_fill_is_a_mean_and_at_most_one(clock: Clock) -> None:
     metrics = of()
     for length in (0, 2, 4, 6):  # actors that finish what they play may exceed it
         metrics.looked(length)
@@ -93,7 +94,7 @@ def test_speeds_are_those_since_the_last_reading_and_counts_those_of_the_run(clo
     metrics.dropped = 3
     metrics.learned_steps = 1000
     clock.now += 1.0
-    first = metrics.read([(10.0, 5), (20.0, 15)], 1)
+    first = metrics.read([FinishedEpisode(0, 10.0, 5), FinishedEpisode(1, 20.0, 15)], 1)
     assert (first["train_return_mean"], first["train_length_mean"]) == (15.0, 10.0)
     assert first["learner_steps_per_second"] == pytest.approx(1000.0)
     metrics.dropped += 1
