@@ -94,6 +94,7 @@ def test_the_oldest_is_learned_from_first_and_actors_wait_when_the_queue_is_full
     pool, fleet, _ = make_pool(queue=2)
     fleet.allowed = 100
     assert begins(collect(pool)) == [0, 0]
+    assert pool.recent()["CounterForTests-v0"]["queue_fill"] == 0  # the learner had to wait
     assert wait_until(lambda: len(pool.queue) == 3, 10)  # two in the queue, and one that its actor has ready
     with pool.crew.changed:
         pool.crew.proceed()

@@ -14,6 +14,7 @@ from rl_training.data.batch import flatten
 from rl_training.errors import ConfigError
 from rl_training.runtime.checkpoints import load_checkpoint
 from rl_training.runtime.impala_trainer import train_impala
+from rl_training.runtime.loading import as_config
 from rl_training.runtime.metrics import RunningMeans
 from rl_training.runtime.ppo_trainer import train_ppo
 from rl_training.runtime.process_fleet import ProcessFleet
@@ -154,13 +155,24 @@ def test_the_trainer_of_another_algorithm_refuses_it_as_well(tiny_config):
         ({"backend": "process", "on_actor_death": "ignore"}, "execution.on_actor_death: should be 'restart' or 'fail'"),
         ({"backend": "process", "queue": 0, "when_full": "drop"}, "when_full: drop has no effect with queue: 0"),
         ({"backend": "process", "actors": 3}, "execution.actors: 2 environments cannot be shared out among 3 actors"),
+        ({"backend": "process", "actor_device": "auto"}, "execution.actor_device: should be cpu, cuda, cuda:<index>"),
+        ({"backend": "process", "actor_device": "cuda:99"}, "execution.actor_device: 'cuda:99' is not available"),
+        ({"backend": "ray", "actor_device": "cuda:0"}, "execution.actor_device: should be cpu or cuda with backend: r"),
     ],
 )
 def test_mistakes_are_named(execution, message, tiny_config):
-    for start in (train, train_impala):
+    """By a check of the config as well as by a run."""
+    for start in (as_config, train_impala):
         with pytest.raises(ConfigError) as error:
-            start(tiny_config("impala", {"execution": execution}), progress="silent")
+            start(tiny_config("impala", {"execution": execution}))
         assert message in str(error.value)
+
+
+def test_environments_are_shared_out_from_the_algorithms_own_number_of_them():
+    config = {"algo": "impala", "env_id": "CartPole-v1", "total_timesteps": 1}
+    with pytest.raises(ConfigError, match=r"execution.actors: 16 environments cannot be shared out among 3 actors"):
+        as_config(config | {"execution": {"backend": "process", "actors": 3}})
+    assert as_config(config | {"execution": {"backend": "process", "actors": 8}})
 
 
 def test_the_largest_lag_of_a_log_line_is_the_largest_of_its_updates():

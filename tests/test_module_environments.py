@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import shlex
+import warnings
 
+import gymnasium as gym
 import pytest
+from gymnasium.envs.registration import EnvSpec
 
 from rl_training import ConfigError, TrainConfig, train
-from rl_training.envs.factory import make_envs
+from rl_training.envs.factory import adopt, make_envs
 from rl_training.errors import InputError
 from rl_training.runtime.loading import check_config
 from test_cli import CARTPOLE, SMALL, cli
@@ -53,6 +56,17 @@ def test_an_id_that_the_module_nearly_registers_is_suggested(tmp_path, monkeypat
     (tmp_path / "registers_one.py").write_text(REGISTERS.format(name="Ourgame"))
     monkeypatch.syspath_prepend(tmp_path)
     assert "does not register 'Ourgame-v1'; did you mean 'Ourgame-v0'?" in problem("registers_one:Ourgame-v1")
+
+
+def test_another_process_has_the_environment_of_the_main_script_and_warns_of_nothing(tmp_path, monkeypatch):
+    """The script may have changed what a module registers."""
+    (tmp_path / "registers_game.py").write_text(REGISTERS.format(name="Adopted"))
+    monkeypatch.syspath_prepend(tmp_path)
+    entry_point = "gymnasium.envs.classic_control:CartPoleEnv"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        adopt("registers_game:Adopted-v0", EnvSpec("Adopted-v0", entry_point, max_episode_steps=5))
+    assert gym.make("Adopted-v0").spec.max_episode_steps == 5
 
 
 def test_printed_commands_allow_the_import_that_they_need(tmp_path):

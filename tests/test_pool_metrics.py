@@ -81,7 +81,7 @@ def test_the_learner_waits_inside_the_block(clock: Clock) -> None:
     assert found["learner_steps_per_second"] == pytest.approx(50.0)
 
 
-def test_the_queue_is_looked_at_when_the_learner_takes(clock: Clock) -> None:
+def test_the_fill_is_a_mean_and_at_most_one(clock: Clock) -> None:
     metrics = of()
     for length in (0, 2, 4, 6):  # actors that finish what they play may exceed it
         metrics.looked(length)

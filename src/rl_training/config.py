@@ -166,7 +166,9 @@ class Execution(Options):
     actor_timeout: Float = Field(
         300.0, gt=0, description="seconds for a rollout after which an actor counts as hanging, and is killed"
     )
-    actor_device: str = Field("cpu", description="device of the actors' networks, as for `device` but not auto")
+    actor_device: str = Field(
+        "cpu", description="device of the actors' networks, as for `device` but not auto; ray: cpu or cuda"
+    )
     address: str | None = Field(
         None, description="ray: the cluster, or auto for the one of this machine; default: Ray is started here"
     )

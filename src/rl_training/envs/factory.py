@@ -101,8 +101,18 @@ def registered(env_id: str) -> bool:
 
 
 def spec_of(env_id: str) -> EnvSpec | None:
-    """How the environment is registered in this process, for others that have not imported what registers it."""
+    """How the environment is registered in this process, for others: see `adopt`."""
     return gym.registry.get(env_id.rpartition(":")[2])
+
+
+def adopt(env_id: str, spec: EnvSpec | None) -> None:
+    """Register an environment as another process has it, whose main script, imported by nobody else, may have done so.
+
+    What a package registers comes first: it would warn of an id that is there already.
+    """
+    registered(env_id)
+    if spec is not None:
+        gym.registry[spec.id] = spec
 
 
 def nearest_env_ids(env_id: str) -> list[str]:

@@ -80,6 +80,7 @@ class ActorPool:
         if self.published < 0:
             self.metrics.begin()  # what it took to start is not counted
         with self.crew.changed, self.metrics.waiting():
+            self.metrics.looked(len(self.queue))
             self.publish()
             self.collecting = True
             while len(taken) < self.execution.actors:
@@ -109,7 +110,6 @@ class ActorPool:
     def take(self, most: int) -> list[Arrival]:
         """Up to so many rollouts of the queue, without those of too old weights, which are dropped."""
         taken: list[Arrival] = []
-        self.metrics.looked(len(self.queue))
         while self.queue and len(taken) < most:
             arrival = self.queue.popleft()
             if self.newest.version - arrival.report.version > self.execution.max_policy_lag:

@@ -27,6 +27,7 @@ from rl_training.errors import (
 )
 from rl_training.runtime.callbacks import CallbackOptions
 from rl_training.runtime.controls import Controls
+from rl_training.runtime.execution import problems_elsewhere
 from rl_training.runtime.limits import threads_problem
 from rl_training.runtime.registry import ALGORITHMS
 from rl_training.runtime.search_space import Space, corners, put
@@ -217,7 +218,10 @@ def _check_execution(data: Mapping[str, Any]) -> list[Problem]:
     if algo in ALGORITHMS and not ALGORITHMS[algo].recipe.asynchronous:
         able = " or ".join(name for name, entry in ALGORITHMS.items() if entry.recipe.asynchronous)
         return _problems("execution", f"{algo} acts with the newest weights alone: leave it out, or use {able}")
-    return _check_options(Execution, execution, ("execution",))
+    if problems := _check_options(Execution, execution, ("execution",)):
+        return problems
+    num_envs = data.get("num_envs") or (ALGORITHMS[algo].recipe.num_envs if algo in ALGORITHMS else 0)
+    return problems_elsewhere(Execution.of(execution), num_envs if isinstance(num_envs, int) else 0)
 
 
 def _check_early_stopping(data: Mapping[str, Any]) -> list[Problem]:

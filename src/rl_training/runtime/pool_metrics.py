@@ -29,7 +29,7 @@ class PoolMetrics:
         self.learned_steps = self._played_steps = 0
         self._playing = self._between = 0.0  # seconds of actors: playing rollouts, and from one rollout to the next
         self._waited = 0.0  # seconds of the learner
-        self._fills: list[float] = []  # share of the queue in use, whenever the learner took from it
+        self._fills: list[float] = []  # share of the queue in use, whenever the learner came to it
 
     def arrived(self, report: Report) -> None:
         """Of each actor the time from its last rollout to this one is counted, whatever the window of `read` is."""

@@ -67,9 +67,9 @@ class RayFleet:
                     f"execution.actors: {execution.actors} actors take a core each, and Ray has {cores}: lower it, "
                     "or add machines with `ray start --address=...`"
                 )
-            gpus = self.session.gpus if execution.actor_device.startswith("cuda") else None
+            gpus = self.session.gpus if execution.actor_device == "cuda" else None
             if gpus == 0:
-                raise InputError(f"execution.actor_device: {execution.actor_device}, but Ray has no GPU: use cpu")
+                raise InputError("execution.actor_device: cuda, but Ray has no GPU: use cpu")
         except BaseException:
             self.close()
             raise

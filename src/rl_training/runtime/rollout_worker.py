@@ -17,6 +17,7 @@ from rl_training.data.rollout import Rollout
 from rl_training.data.rollout_parts import memory_fields, part_fields
 from rl_training.data.state_check import compare_state
 from rl_training.envs.episodes import seed_process
+from rl_training.envs.factory import adopt
 from rl_training.envs.runner import FinishedEpisode
 from rl_training.envs.runner_state import RunnerState
 from rl_training.envs.tasks import spaces_to_json
@@ -36,7 +37,7 @@ class WorkerPlan(NamedTuple):
     num_envs: int
     seed: int
     device: str
-    spec: EnvSpec | None  # of an environment that the main script registered, which no other process imports
+    spec: EnvSpec | None  # of the environment in the learner's process: see `adopt`
 
 
 class WorkerFacts(NamedTuple):
@@ -70,8 +71,7 @@ class RolloutWorker:
     """Environments, an actor, and a normaliser with statistics that the learner merges."""
 
     def __init__(self, plan: WorkerPlan) -> None:
-        if plan.spec is not None:
-            gym.registry.setdefault(plan.spec.id, plan.spec)
+        adopt(plan.task.env_id, plan.spec)
         torch.set_num_threads(1)
         seed_process(plan.seed)
         self.plan = plan

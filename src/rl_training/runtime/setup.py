@@ -124,15 +124,15 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def device_problem(name: str) -> str | None:
-    """Why torch cannot use the device `name`; None if it can."""
-    if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", name):
-        return f"should be auto, cpu, cuda, cuda:<index> or mps, got {shown(name)}"
-    count = torch.cuda.device_count()
+def device_problem(name: str, *, auto: bool = True) -> str | None:
+    """Why torch cannot use the device `name`; None if it can. auto: whether it may be `auto`."""
+    if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", name) or (name == "auto" and not auto):
+        return f"should be {'auto, ' if auto else ''}cpu, cuda, cuda:<index> or mps, got {shown(name)}"
+    count, remedy = torch.cuda.device_count(), "use auto" if auto else "use cpu"
     if name.startswith("cuda") and int(name.partition(":")[2] or 0) >= count:
-        return f"{name!r} is not available: torch sees {count} CUDA devices; use auto"
+        return f"{name!r} is not available: torch sees {count} CUDA devices; {remedy}"
     if name == "mps" and not torch.backends.mps.is_available():
-        return "'mps' is not available: it takes a Mac with Apple's GPU; use auto"
+        return f"'mps' is not available: it takes a Mac with Apple's GPU; {remedy}"
     return None
 
 
