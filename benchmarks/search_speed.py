@@ -76,7 +76,7 @@ def our_search(actor, algo: str, batch: int, device: str, *, fused: bool = True)
     def run() -> object:
         planner.fusable = device == "cpu" and fused
         return planner.search(
-            rules, root, discount=0.997, num_simulations=SIMULATIONS, constants=constants, rng=rng, gumbel=gumbel
+            rules, root, gamma=0.997, num_simulations=SIMULATIONS, constants=constants, rng=rng, gumbel=gumbel
         )
 
     return run

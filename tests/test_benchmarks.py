@@ -1,0 +1,37 @@
+"""Benchmarks that call the package's insides still run. What they measure is not looked at."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from conftest import REPOSITORY
+
+
+@pytest.fixture
+def benchmarks(monkeypatch):
+    monkeypatch.syspath_prepend(REPOSITORY / "benchmarks")
+
+
+@pytest.mark.usefixtures("benchmarks")
+def test_the_speed_of_the_search(capsys, monkeypatch):
+    import search_speed
+
+    monkeypatch.setattr(search_speed, "find_spec", lambda name: None)  # without mctx, which compiles for seconds
+    words = ["--actions", "2", "--batch", "1", "--repeats", "1", "--least", "0.001"]
+    monkeypatch.setattr(sys, "argv", ["search_speed.py", *words])
+    search_speed.main()
+    assert "fused efficientzero / torch efficientzero" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("benchmarks")
+@pytest.mark.parametrize("name", ["fused", "torch"])
+def test_the_search_that_is_measured_is_the_one_that_is_named(name, monkeypatch):
+    import search_speed
+
+    actor, asked = search_speed.make("muzero", 2, "cpu"), []
+    recurrent = actor.planner.inference.recurrent
+    monkeypatch.setattr(actor.planner.inference, "recurrent", lambda *args: asked.append(1) or recurrent(*args))
+    search_speed.our_search(actor, "muzero", 1, "cpu", fused=name == "fused")()
+    assert len(asked) == (0 if name == "fused" else search_speed.SIMULATIONS)
