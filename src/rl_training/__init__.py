@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         resolve_temperature,
     )
     from rl_training.runtime.demos import record_demonstrations
+    from rl_training.runtime.dreaming import dream_checkpoint
     from rl_training.runtime.exporting import export_policy
     from rl_training.runtime.loading import load_config
     from rl_training.runtime.metadata import latest_run
@@ -46,6 +47,7 @@ _HOMES = {
     "resolve_entropy_coefficient": "runtime.controls",
     "resolve_num_simulations": "runtime.controls",
     "resolve_temperature": "runtime.controls",
+    "dream_checkpoint": "runtime.dreaming",
     "export_policy": "runtime.exporting",
     "record_demonstrations": "runtime.demos",
     "load_config": "runtime.loading",
@@ -77,6 +79,7 @@ __all__ = [
     "TrainingInterrupted",
     "TuneResult",
     "bench",
+    "dream_checkpoint",
     "evaluate_checkpoint",
     "export_policy",
     "latest_run",

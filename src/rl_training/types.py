@@ -42,6 +42,14 @@ class Decision(NamedTuple):
     extras: dict[str, Array]  # stored with the step: logprob, value | policy, root_value | ...
 
 
+class Trajectory(NamedTuple):
+    """T observations and what came with each: arrays [T, ...] of an episode, [S, T, ...] of S samples of a model."""
+
+    obs: Observation
+    reward: Array
+    continuation: Array  # 1: the episode goes on, 0: it terminated; of a model, the probability that it goes on
+
+
 class Field(NamedTuple):
     """One declared entry of a step: the shape and dtype of each environment's row."""
 

@@ -10,14 +10,15 @@ import torch
 from torch import Tensor
 
 from rl_training.acting.actor import NetworkActor, choose
+from rl_training.acting.dreamer_open_loop import predict_open_loop
 from rl_training.acting.recurrent import checked_memory
-from rl_training.data.batch import to_tensors
+from rl_training.data.batch import rows_of, to_tensors
 from rl_training.data.fields import step_fields
 from rl_training.data.history import num_rows
 from rl_training.errors import InputError
 from rl_training.models.dreamer import SIZES, DreamerModel, Size
 from rl_training.models.rssm import BLOCKS, GROUPS, Latent
-from rl_training.types import Array, Decision, Field, Fields, Memory, Observation, Spaces
+from rl_training.types import Array, Decision, Field, Fields, Memory, Observation, Spaces, Trajectory
 
 DETER = np.dtype(np.float16)  # states lie in [-1, 1], where float16 is finer than the published code's bfloat16
 
@@ -84,6 +85,21 @@ class DreamerActor(NetworkActor):
         deter = dynamics.deterministic(before, action)
         logits = dynamics.posterior(deter, self.model.encoder(to_tensors(obs, self.device)))
         return Latent(deter, dynamics.sample(logits, noise))
+
+    @torch.no_grad()
+    def open_loop(
+        self, obs: Observation, action: Array, *, context: int, samples: int, rng: np.random.Generator
+    ) -> Trajectory:
+        """What the world model predicts of T observations of an episode, of which it sees the first `context`.
+
+        obs [T, ...] are as `act` gets them, and action [T - 1, ...] as it returned them. The predictions are in S
+        samples [S, T, ...] and in the same units.
+        """
+        length = num_rows(obs)
+        noise = torch.from_numpy(rng.random((length, samples, GROUPS), np.float32)).to(self.device)
+        seen = to_tensors(rows_of(obs, slice(context)), self.device)
+        actions = self.model.policy.vector(torch.as_tensor(action, device=self.device)).flatten(1)
+        return predict_open_loop(self.model, seen, actions, noise, gamma=self.hp.gamma)
 
 
 def to_array(tensor: Tensor) -> Array:

@@ -1,4 +1,4 @@
-"""Commands that give a trained policy to others: as a video, a file for other programs, a package."""
+"""Commands that show a trained policy and its world model, and that export it."""
 
 from __future__ import annotations
 
@@ -72,3 +72,46 @@ def export(
 
     exported = export_policy(one_run(run, checkpoint, output_dir), onnx=onnx, pt2=pt2, best=best, task=task)
     print(describe_export(exported))
+
+
+@app.command()
+def dream(
+    run: RunArgument = None,
+    checkpoint: CheckpointOption = None,
+    png: Annotated[Path | None, option("The .png file to draw.", "--png")] = None,
+    gif: Annotated[Path | None, option("The .gif file to draw.", "--gif")] = None,
+    context: Annotated[int, option("Observations that the model sees; default: 5.", min=1)] = 5,
+    steps: Annotated[int, option("Observations that it imagines; default: 45.", min=1)] = 45,
+    samples: Annotated[int, option("Samples of the prediction; default: 8.", min=1)] = 8,
+    best: BestOption = False,
+    stochastic: StochasticOption = False,
+    seed: SeedOption = None,
+    fps: Annotated[float, option("Images per second of the gif; default: 10.", "--fps")] = 10.0,
+    output_dir: LatestDir = None,
+    device: DeviceOption = None,
+    allow_import: AllowImport = False,
+) -> None:
+    """Draw real observations and the predictions of a world model."""
+    if png is None and gif is None:
+        raise typer.BadParameter("give the file to draw: --png FILE, --gif FILE or both")
+    from rl_training.runtime.dreaming import dream_checkpoint
+    from rl_training.runtime.open_loop import describe
+
+    dreamt = dream_checkpoint(
+        one_run(run, checkpoint, output_dir),
+        png=png,
+        gif=gif,
+        context=context,
+        steps=steps,
+        samples=samples,
+        best=best,
+        stochastic=stochastic,
+        seed=seed,
+        fps=fps,
+        device=device or "auto",
+        allow_import=allow(allow_import),
+    )
+    print(describe(dreamt))
+    for path in (png, gif):
+        if path is not None:
+            print(f"wrote {path}")

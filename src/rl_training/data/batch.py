@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,13 @@ def tree_map(function: Callable[[Any], Any], tree: Any) -> Any:
     if isinstance(tree, dict):
         return {key: tree_map(function, branch) for key, branch in tree.items()}
     return function(tree)
+
+
+def stacked(trees: Sequence[Any], axis: int = 0) -> Any:
+    """Arrays, or nested dicts of them, joined along a new axis."""
+    if isinstance(trees[0], dict):
+        return {key: stacked([tree[key] for tree in trees], axis) for key in trees[0]}
+    return np.stack(trees, axis)
 
 
 def rows_of(tree: Any, rows: Any) -> Any:

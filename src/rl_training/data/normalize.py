@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import gymnasium as gym
@@ -77,6 +78,11 @@ class RunningMeanStd:
         scaled *= self.scale
         return _clip(scaled)
 
+    def original(self, normalized: Array) -> Array:
+        """The inverse of `normalized`, without what was clipped."""
+        value: Array = normalized / self.scale + self.offset
+        return value
+
 
 class Normalizer:
     """Normalises float observations to mean 0 and deviation 1, and divides rewards by the deviation of the return.
@@ -119,11 +125,18 @@ class Normalizer:
 
     def observation(self, obs: Observation) -> Observation:
         """(obs - mean) / std, clipped, as a new array or dict."""
+        return self._mapped(RunningMeanStd.normalized, obs)
+
+    def original_observation(self, obs: Observation) -> Observation:
+        """The inverse of `observation`, without what was clipped, for arrays with any leading axes."""
+        return self._mapped(RunningMeanStd.original, obs)
+
+    def _mapped(self, function: Callable[[RunningMeanStd, Array], Array], obs: Observation) -> Observation:
         if not self._obs:
             return obs
         if isinstance(obs, dict):
-            return {key: self._obs[key].normalized(value) if key in self._obs else value for key, value in obs.items()}
-        return self._obs[""].normalized(obs)
+            return {key: function(self._obs[key], x) if key in self._obs else x for key, x in obs.items()}
+        return function(self._obs[""], obs)
 
     def reward(self, reward: Array, done: Array, live: Array | None = None) -> Array:
         """Update R and return r / std(R), clipped; all are [N]. R is 0 after `done`, and unchanged where not `live`."""
@@ -140,6 +153,10 @@ class Normalizer:
         if self._reward is None:
             return reward
         return _clip(reward * self._reward.scale)
+
+    def original_reward(self, reward: Array) -> Array:
+        """The inverse of `scale_reward`, without what was clipped."""
+        return reward if self._reward is None else reward / self._reward.scale
 
     def forget(self, rows: list[int]) -> None:
         """Reset R of these environments, whose episodes were lost."""

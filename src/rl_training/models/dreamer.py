@@ -18,7 +18,7 @@ from rl_training.models.dreamer_observations import DreamerDecoder, DreamerEncod
 from rl_training.models.rssm import GROUPS, RSSM, Latent
 from rl_training.ops.distributions import BoundedGaussian, Categorical, MultiCategorical
 from rl_training.ops.two_hot import symexp_bins, two_hot_loss, two_hot_mean
-from rl_training.types import Spaces, TensorTree
+from rl_training.types import Spaces
 
 Function: TypeAlias = Callable[..., Tensor]
 BINS = 255
@@ -96,13 +96,6 @@ class DreamerModel(nn.Module):
         for layer in self.modules():
             if isinstance(layer, NormedSiLU):
                 layer.function = normed
-
-    def observe_one(
-        self, obs: TensorTree, latent: Latent, action: Tensor, first: Tensor, noise: Tensor | None = None
-    ) -> Latent:
-        """The states of N environments after observations [N, ...] that follow actions [N, A]."""
-        deter = self.dynamics.deterministic(latent, action, first)
-        return Latent(deter, self.dynamics.sample(self.dynamics.posterior(deter, self.encoder(obs)), noise))
 
 
 class Head(nn.Module):

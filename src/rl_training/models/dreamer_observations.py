@@ -16,7 +16,7 @@ from rl_training.models.dreamer_layers import BlockLinear, NormedMLP, NormedSiLU
 from rl_training.models.networks import channels_first, is_image
 from rl_training.models.rssm import BLOCKS, Latent
 from rl_training.ops.two_hot import symexp, symlog
-from rl_training.types import Array, TensorTree
+from rl_training.types import TensorTree
 
 MULTIPLES = (2, 3, 4, 4)  # channels of the convolutions, in units of `depth`; each halves the image
 KERNEL = 5
@@ -38,7 +38,7 @@ class Vector:
         """[...] summed over the numbers of an observation."""
         return (output.float() - self.inputs(obs)).square().sum(-1)
 
-    def picture(self, output: Tensor) -> Tensor:
+    def observation(self, output: Tensor) -> Tensor:
         """Outputs [..., size] -> the predicted observation [..., *shape]."""
         return symexp(output.float()).reshape(*output.shape[:-1], *self.shape)
 
@@ -62,7 +62,8 @@ class Categories:
         chosen = [F.log_softmax(part, -1).gather(-1, x.unsqueeze(-1)).squeeze(-1) for part, x in parts]
         return -torch.stack(chosen).sum(0)
 
-    def picture(self, output: Tensor) -> Tensor:
+    def observation(self, output: Tensor) -> Tensor:
+        """The most likely categories."""
         likely = [part.argmax(-1) for part in torch.split(output, self.counts, -1)]
         return torch.stack(likely, -1).reshape(*output.shape[:-1], *self.shape)
 
@@ -74,9 +75,9 @@ class Image:
     """
 
     def __init__(self, shape: tuple[int, ...]) -> None:
-        last = len(shape) > 2 and shape[-1] < shape[-3]
+        self.last = len(shape) > 2 and shape[-1] < shape[-3]  # whether the last axis holds the channels
         self.to_channels: Callable[[Tensor], Tensor]
-        self.to_channels, (self.channels, self.height, self.width) = channels_first(shape, last=last)
+        self.to_channels, (self.channels, self.height, self.width) = channels_first(shape, last=self.last)
         self.shape, self.axes = shape, len(shape)
 
     def pixels(self, obs: Tensor) -> Tensor:
@@ -103,8 +104,14 @@ class Image:
         target = self.pixels(obs.flatten(0, len(lead) - 1))
         return (output.float().flatten(0, -4) - target).square().sum((-3, -2, -1)).reshape(lead)
 
-    def picture(self, output: Tensor) -> Tensor:
-        return output.float()
+    def observation(self, output: Tensor) -> Tensor:
+        """Outputs [..., C, H, W] in [0, 1] -> bytes [..., *shape]."""
+        pixels = (output.float().clamp(0, 1) * 255).round().to(torch.uint8)
+        lead = output.shape[:-3]
+        if not self.last:
+            return pixels.reshape(*lead, *self.shape)
+        *stack, height, width, channels = self.shape
+        return pixels.reshape(*lead, *stack, channels, height, width).movedim(-3, -1)
 
 
 Part = Vector | Categories | Image
@@ -240,9 +247,9 @@ class DreamerDecoder(ObservationParts):
         parts = by_key(obs)
         return {key: part.loss(outputs[key], parts[key]) for key, part in self.parts.items()}
 
-    def pictures(self, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Predictions in the units of the observations; images stay [..., C, H, W] in [0, 1]."""
-        return {key: part.picture(outputs[key]) for key, part in self.parts.items()}
+    def observations(self, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The predicted observations, in their own shapes and units."""
+        return {key: part.observation(outputs[key]) for key, part in self.parts.items()}
 
 
 class ImageDecoder(nn.Module):
@@ -270,8 +277,3 @@ class ImageDecoder(nn.Module):
         of_deter = self.of_deter(latent.deter).reshape(-1, self.channels, *self.smallest)
         of_stoch = self.of_stoch(latent.stoch.flatten(-2)).reshape(-1, self.channels, *self.smallest)
         return cast(Tensor, self.layers(self.norm(of_deter + of_stoch)).unflatten(0, lead))
-
-
-def to_bytes(images: Tensor) -> Array:
-    """Images [..., C, H, W] in [0, 1] as bytes [..., H, W, C]."""
-    return (images.clamp(0, 1) * 255).round().to(torch.uint8).movedim(-3, -1).cpu().numpy()

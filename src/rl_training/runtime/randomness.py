@@ -12,7 +12,7 @@ import torch
 from rl_training.envs.episodes import seed_process
 from rl_training.types import State
 
-STREAMS = ("model", "learner", "environments", "evaluation", "process", "demonstrations")
+STREAMS = ("model", "learner", "environments", "evaluation", "process", "demonstrations", "imagination")
 
 
 def seed_of(seed: int, stream: str, *numbers: int) -> int:

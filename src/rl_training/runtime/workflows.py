@@ -159,6 +159,13 @@ def open_player(
 ) -> tuple[Player, TrainConfig, int]:
     """(the actor of one task with what it plays with, the config, the number of the task)"""
     checkpoint = open_checkpoint(best_of(path) if best else path, ACTING)
+    return player_of(checkpoint, task=task, device=device, allow_import=allow_import)
+
+
+def player_of(
+    checkpoint: Checkpoint, *, task: str | None = None, device: str = "auto", allow_import: bool = True
+) -> tuple[Player, TrainConfig, int]:
+    """`open_player` of a checkpoint that has been read."""
     config = config_of(checkpoint, allow_import=allow_import, device=device, num_threads="auto")
     number = task_number(checkpoint, config, task)
     return _restore(checkpoint, config).players[number], config, number
