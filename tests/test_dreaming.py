@@ -266,9 +266,19 @@ def test_the_best_checkpoint_is_taken_where_that_is_asked_for(run_dir, tmp_path)
         dream_checkpoint(tmp_path / "run", best=True)
 
 
-def test_sampled_actions_make_another_episode(run_dir):
-    rewards = {tuple(dream_checkpoint(run_dir, context=1, stochastic=True, seed=i).true.reward) for i in range(4)}
-    assert len(rewards) > 1
+def test_actions_are_sampled_where_that_is_asked_for(run_dir):
+    rewards = [
+        [dream_checkpoint(run_dir, context=1, stochastic=sample, seed=i).true.reward.tolist() for i in range(4)]
+        for sample in (True, False)
+    ]
+    assert rewards[0] != rewards[1]
+
+
+def test_true_observations_are_not_normalised(tmp_path):
+    run = trained(tmp_path, env_kwargs={"wrappers": {"normalize_observation": True, "normalize_reward": True}})
+    dream = dream_checkpoint(run, context=1)
+    assert dream.true.obs.tolist() == [[0, 0], [0, 1], [0, 2], [0, 3]]
+    assert dream.true.reward[1] >= 10
 
 
 def test_other_algorithms_are_refused_by_name(tmp_path):
@@ -408,7 +418,9 @@ def test_dreamers_discount_does_not_hide_that_the_episode_goes_on():
     with torch.no_grad():
         actor.model.continuation.output.weight.zero_()
         actor.model.continuation.output.bias.fill_(float(np.log(GAMMA / (1 - GAMMA))))  # the probability is gamma
-    obs, actions = rows(BOX, T), rows(ACTIONS["discrete"], T - 1)
-    np.testing.assert_allclose(predicted_by(actor, obs, actions).continuation, 1, rtol=1e-5)
+        obs, actions = rows(BOX, T), rows(ACTIONS["discrete"], T - 1)
+        np.testing.assert_allclose(predicted_by(actor, obs, actions).continuation, 1, rtol=1e-5)
+        actor.model.continuation.output.bias.fill_(20.0)
+    assert (predicted_by(actor, obs, actions).continuation == 1).all()
     actor.hp = dataclasses.replace(actor.hp, horizon=1.0)  # a discount factor of 0
     assert (predicted_by(actor, obs, actions).continuation <= 1).all()

@@ -22,9 +22,8 @@ def predict_open_loop(
     length, samples = noise.shape[:2]
     tokens = model.encoder(obs).unsqueeze(1).expand(-1, samples, -1)  # [C, S, E]
     before = torch.cat([torch.zeros_like(actions[:1]), actions]).unsqueeze(1).expand(-1, samples, -1)  # [T, S, A]
-    context, first = len(tokens), torch.zeros(tokens.shape[:2], dtype=torch.bool, device=noise.device)
-    first[0] = True
-    carry = model.dynamics.initial(samples)
+    context, carry = len(tokens), model.dynamics.initial(samples)
+    first = torch.zeros(context, samples, device=noise.device)  # the carry is already that of a beginning
     seen, _ = model.dynamics.observe(tokens, before[:context], first, carry, noise[:context])
     latents = [Latent(*parts) for parts in zip(*seen, strict=True)]
     for t in range(context, length):
