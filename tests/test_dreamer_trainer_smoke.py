@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from rl_training import load_policy, resume_training, train
+from rl_training import dream_checkpoint, load_policy, resume_training, train
 from rl_training.errors import ConfigError, InputError
 from rl_training.runtime.checkpoints import load_checkpoint
 from rl_training.runtime.dreamer_trainer import train_dreamer
@@ -82,6 +82,30 @@ def test_dreamer_trains_on_images(tiny_config, shape):
     columns = load_checkpoint(result.checkpoint_path).state["replay"]["columns"]
     assert columns["deter"][0].shape[1:] == (16,)
     assert columns["stoch"][0].shape[1:] == (32,)
+
+
+class Table(gym.Env):
+    """Actions are matrices."""
+
+    observation_space = gym.spaces.Box(-1, 1, (3,), np.float32)
+    action_space = gym.spaces.Box(-1, 1, (2, 3), np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(3, np.float32), {}
+
+    def step(self, action):
+        assert action.shape == (2, 3)
+        return action[0], float(action.sum()), False, False, {}
+
+
+gym.register("Table-v0", entry_point=Table, max_episode_steps=10)
+
+
+def test_dreamer_trains_with_actions_of_several_axes(tiny_config):
+    result = quiet(tiny_config("dreamer", {"env_id": "Table-v0", "total_timesteps": 64}))
+    assert result.metrics["gradient_steps"] > 0
+    assert dream_checkpoint(result.run_dir, steps=3).predicted.obs.shape == (8, 8, 3)
 
 
 def test_gradient_steps_follow_the_train_ratio(tiny_config):

@@ -137,7 +137,7 @@ class Dreamer(ReplayLearner[Replay]):
         assert self.new_windows is not None
         place = draw_new_first(replay, self.new_windows, self.hp.batch_size, self.rng)
         batch = upload(sequences(replay, place), self.device)
-        batch["action"] = self.model.policy.vector(batch["action"])
+        batch["action"] = self.model.policy.vector(batch["action"]).flatten(2)
         batch["stoch"] = F.one_hot(batch["stoch"].long(), self.model.size.classes).float()
         batch["deter"] = batch["deter"].float()
         report, latent = self.update(batch, self.noise(batch))
