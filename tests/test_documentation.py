@@ -42,6 +42,16 @@ def test_every_config_in_the_readme_is_valid():
         build_config(read_document(block, "README.md").data)
 
 
+def test_the_config_and_the_python_of_the_page_on_world_models_run(tmp_path, monkeypatch):
+    page = (REPOSITORY / "docs" / "world_models.md").read_text()
+    (block,), (python,) = blocks(page, "yaml"), blocks(page, "python")
+    short = {"total_timesteps": 40, "eval_interval": 0, "eval_episodes": 1, "output_dir": str(tmp_path)}
+    run = train(build_config(read_document(block, "world_models.md").data | short), progress="silent").run_dir
+    monkeypatch.chdir(tmp_path)
+    exec(compile(re.sub(r'"runs/[^"]*"', f"{str(run)!r}", python), "world_models.md", "exec"), {})
+    assert (tmp_path / "dream.png").exists()
+
+
 def commands(page):
     """The words after `rl-training` of each command in a page's blocks."""
     lines = "\n".join(blocks(page.read_text(), "bash")).splitlines()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import gymnasium as gym
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from conftest import REPOSITORY
 from rl_training.errors import InputError
 from rl_training.models.dreamer import SIZES, DreamerModel, Size
 from rl_training.models.dreamer_layers import NormedSiLU
@@ -453,3 +455,15 @@ def test_bounded_policy_is_the_equation():
     torch.testing.assert_close(policy.log_prob(action), normal.log_prob(action).sum(-1))
     torch.testing.assert_close(policy.entropy(), normal.entropy().sum(-1).expand(3))
     torch.testing.assert_close(policy.sample(torch.ones(3, 2)), (normal.mean + normal.stddev).expand(3, 2))
+
+
+def test_the_page_on_world_models_has_the_sizes():
+    rows = re.findall(r"^\| `(\d+m)` \|(.*)\|$", (REPOSITORY / "docs" / "world_models.md").read_text(), re.MULTILINE)
+    assert [name for name, _ in rows] == list(SIZES)
+    for name, cells in rows:
+        *widths, of_vector, of_image = (int(cell.replace(",", "")) for cell in cells.split("|"))
+        assert tuple(widths) == SIZES[name]
+        for space, count in ((box(24), of_vector), (image(64, 64, 3), of_image)):
+            with torch.device("meta"):  # without memory
+                model = DreamerModel(Spaces(space, WALKER.action), name)
+            assert sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad) == count
