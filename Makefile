@@ -38,6 +38,7 @@ bench: $(DEV)
 	$(BIN)/python benchmarks/dqn_cartpole.py
 	$(BIN)/python benchmarks/sac_pendulum.py
 	$(BIN)/python benchmarks/trpo_cartpole.py
+	$(BIN)/python benchmarks/dreamer.py
 	$(BIN)/python benchmarks/search_speed.py
 
 docs: $(DEV)

@@ -171,7 +171,7 @@ def main() -> None:
     gpu = args.device == "cuda"
     args.steps = args.steps or (20 if gpu else 2)
     torch.set_num_threads(1)
-    torch.backends.cuda.matmul.allow_tf32 = True
+    torch.backends.cuda.matmul.allow_tf32 = gpu
     where = torch.cuda.get_device_name() if gpu else "one thread"
     print(f"{where}, {args.observations}, 16 x 64, horizon 15, {args.repeats} turns of {args.steps} gradient steps")
     print(f"median (least to most); bar: {BARS[args.device]}")

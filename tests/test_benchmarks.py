@@ -35,3 +35,16 @@ def test_the_search_that_is_measured_is_the_one_that_is_named(name, monkeypatch)
     monkeypatch.setattr(actor.planner.inference, "recurrent", lambda *args: asked.append(1) or recurrent(*args))
     search_speed.our_search(actor, "muzero", 1, "cpu", fused=name == "fused")()
     assert len(asked) == (0 if name == "fused" else search_speed.SIMULATIONS)
+
+
+@pytest.mark.usefixtures("benchmarks")
+def test_the_gradient_step_of_dreamer(capsys, monkeypatch):
+    import dreamer
+
+    monkeypatch.setattr(dreamer, "BATCH", {"batch_size": 2, "batch_length": 4, "imagination_length": 2})
+    words = ["--precision", "bfloat16", "--observations", "images", "--repeats", "1", "--steps", "1"]
+    monkeypatch.setattr(sys, "argv", ["dreamer.py", *words])
+    dreamer.main()
+    ways = [row.split(" | ")[1:3] for row in capsys.readouterr().out.splitlines() if row.startswith("| 1m")]
+    plain = "eager torch: DreamerPath"
+    assert ways == [["rl_training: CompiledPath", "bfloat16"], [plain, "bfloat16"], [plain, "float32"]]
