@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import tempfile
 import zlib
 from collections.abc import Iterator
@@ -142,6 +143,8 @@ def learning_rates(algo: str, value: Any) -> dict[str, Any]:
 
 
 def pytest_configure() -> None:
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background job, and all that it starts
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if "PYTEST_XDIST_WORKER" in os.environ:
         compile_in_turn()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 from collections.abc import Iterator
 from typing import Any, ClassVar
@@ -305,6 +306,17 @@ def test_metrics_say_who_waits(make_pool):
     assert metrics["learner_steps_per_second"] == pytest.approx(2 * STEPS * 2 / 100, rel=0.05)
     assert 0 <= metrics["queue_fill"] <= 1
     assert (metrics["rollouts_dropped"], metrics["actor_restarts"]) == (0, 0)
+
+
+def test_generators_that_environments_may_use_are_restored(make_pool):
+    """Those that belong to the process."""
+    _, fleet, _ = make_pool()
+    worker, drawn = fleet.workers[0], []
+    state = worker.state_dict()
+    for _ in range(2):
+        drawn.append((random.random(), np.random.random(), torch.rand(()).item()))
+        worker.load_state_dict(state, None)
+    assert drawn[0] == drawn[1]
 
 
 def test_restored_actors_go_on_where_they_were(make_pool):

@@ -197,10 +197,12 @@ ALL_METRICS = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_one_actor_in_lock_step_trains_as_this_process_does(case, tiny_config):
+    """With a discount that changes, which also scales rewards."""
     algo, env = case.split()[0], {"env_kwargs": {"wrappers": BOTH}, "log_interval": 1}
+    gamma = {"gamma_schedule": {"kind": "linear", "start": 0.5, "end": 0.9}}
     executions = {"serial": {}, "process": process(actors=1, queue=0)}
     results = {
-        name: train(tiny_config(algo, {**env, **execution}, **CASES[case]), progress="silent")
+        name: train(tiny_config(algo, {**env, **execution}, **CASES[case], **gamma), progress="silent")
         for name, execution in executions.items()
     }
     serial, elsewhere = (load_checkpoint(result.checkpoint_path).state for result in results.values())
@@ -265,7 +267,7 @@ def test_images_and_other_actions_in_another_process(algo, name, tiny_config):
     assert not clip or result.metrics["clip_coef"] == pytest.approx(0.1)
 
 
-def test_the_actor_plays_with_the_current_hyperparameters(tiny_config, monkeypatch):
+def test_each_order_has_the_current_hyperparameters(tiny_config, monkeypatch):
     """gamma is the one that it needs: rewards are divided by the deviation of the discounted return."""
     orders, order = [], ProcessFleet.order
     monkeypatch.setattr(ProcessFleet, "order", lambda self, i, o: (orders.append(o.hp.gamma), order(self, i, o))[1])

@@ -73,6 +73,14 @@ def test_one_that_fails_brings_its_traceback(tiny_config, tmp_path):
 
 
 @pytest.mark.usefixtures("cluster")
+def test_one_that_is_stopped_is_noticed_and_replaced(tiny_config, tmp_path):
+    config = {**process(backend="ray", actor_timeout=1.0), **mischief("stops", tmp_path)}
+    result = train(tiny_config("appo", config), progress="silent")
+    assert result.metrics["actor_restarts"] == 1
+    assert result.metrics["global_step"] == 256
+
+
+@pytest.mark.usefixtures("cluster")
 def test_more_actors_than_cores_are_refused(tiny_config):
     config = tiny_config("impala", {"num_envs": 3, **process(backend="ray", actors=3)})
     with pytest.raises(InputError, match=r"execution.actors: 3 actors take a core each, and Ray has 2: lower it"):
@@ -93,6 +101,7 @@ sys.path.insert(0, {tests!r})
 import ray
 import envs_for_actors
 from rl_training import TrainConfig, train
+from rl_training.runtime.outcome import TrainingInterrupted
 
 def run(steps, callback):
     config = TrainConfig(
@@ -103,13 +112,17 @@ def run(steps, callback):
 
 run(64, lambda run: None)
 print("done", ray.is_initialized(), signal.getsignal(signal.SIGTERM) == signal.SIG_DFL, flush=True)
-sys.stdin.readline()
-run(10_000_000, lambda run: print("running", flush=True))
+for number in range(2):
+    sys.stdin.readline()
+    try:
+        run(10_000_000, lambda run: print("running", flush=True))
+    except TrainingInterrupted:
+        print("saved", ray.is_initialized(), flush=True)
 """
 
 
 def test_a_ray_that_the_run_started_ends_with_it(tmp_path: Path) -> None:
-    """With a run that completes, and with a learner that is killed."""
+    """With a run that completes, with one that is ended by Ctrl-C, and with a learner that is killed."""
     files, errors, known = shared_files(), tmp_path / "stderr", set[int]()
     with errors.open("w") as file:
         learner = subprocess.Popen(
@@ -121,16 +134,27 @@ def test_a_ray_that_the_run_started_ends_with_it(tmp_path: Path) -> None:
             start_new_session=True,
             env={**os.environ, "OMP_NUM_THREADS": "1"},
         )
-    try:
-        assert learner.stdout is not None
-        assert learner.stdin is not None
-        assert learner.stdout.readline() == "done False True\n", errors.read_text()
-        assert wait_until(lambda: not family(learner.pid), 20)
+    assert learner.stdout is not None
+    assert learner.stdin is not None
+
+    def start() -> None:
+        """The next run, until it has done an update."""
         learner.stdin.write("\n")
         learner.stdin.flush()
         assert learner.stdout.readline() == "running\n", errors.read_text()
-        known = family(learner.pid)
+        known.update(family(learner.pid))
         assert len(known) > 2
+
+    try:
+        assert learner.stdout.readline() == "done False True\n", errors.read_text()
+        assert wait_until(lambda: not family(learner.pid), 20)
+        start()
+        os.killpg(learner.pid, signal.SIGINT)
+        while (line := learner.stdout.readline()) == "running\n":
+            pass
+        assert line == "saved False\n", errors.read_text()
+        assert all_ended(known), "a process survives"
+        start()
         learner.kill()
         learner.wait(60)
         assert all_ended(known), "a process survives"

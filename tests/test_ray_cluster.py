@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import re
 import shlex
 import signal
 import socket
@@ -21,6 +23,7 @@ from rl_training.runtime import ray_cluster
 from rl_training.runtime.ray_cluster import address_of, described, ray_report, unreachable
 from test_cli import cli
 from test_documentation import blocks
+from test_env_workers import wait_until
 
 posix = pytest.mark.skipif(os.name != "posix", reason="needs process groups")
 SOUND = {
@@ -211,3 +214,28 @@ def test_the_documented_run_on_a_cluster_that_loses_a_machine(started, tmp_path)
         assert "started anew" in run.end(130)
     finally:
         run.process.kill()
+
+
+@posix
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for processes in /proc")
+def test_a_learner_that_is_killed_leaves_no_actor_on_the_cluster(started, tmp_path):
+    (command,) = [words for words in documented("rl-training train") if "execution.address=auto" in words]
+    words = [*command[1:], *small(tmp_path, **{"execution.actors": 2}), "--total-timesteps", "10_000_000"]
+    run = Ours(started, tmp_path, "train", str(REPOSITORY / command[0]), *words)
+    try:
+        run.wait_until(lambda: len(logged(tmp_path)) > 1)
+        assert len(actors_of(started)) == 2
+    finally:
+        run.process.kill()
+    run.process.wait()
+    assert wait_until(lambda: not actors_of(started), 60)
+
+
+def actors_of(found: Cluster) -> list[str]:
+    """The processes on the cluster's nodes that play."""
+    actors = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if str(found.folder).encode() in (entry / "environ").read_bytes():
+                actors += re.findall("ray::RayWorker", (entry / "cmdline").read_text())
+    return actors
