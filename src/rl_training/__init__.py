@@ -9,8 +9,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from rl_training.config import TrainConfig
-    from rl_training.errors import ConfigError, InputError
-    from rl_training.runtime.checkpoints import CheckpointError
+    from rl_training.errors import CheckpointError, ConfigError, InputError
     from rl_training.runtime.controls import (
         resolve_clip_coefficient,
         resolve_entropy_coefficient,
@@ -38,10 +37,10 @@ if TYPE_CHECKING:
 _HOMES = {
     "BenchResult": "studies.bench",
     "bench": "studies.bench",
+    "CheckpointError": "errors",
     "ConfigError": "errors",
     "InputError": "errors",
     "TrainConfig": "config",
-    "CheckpointError": "runtime.checkpoints",
     "resolve_clip_coefficient": "runtime.controls",
     "resolve_entropy_coefficient": "runtime.controls",
     "resolve_num_simulations": "runtime.controls",

@@ -15,7 +15,8 @@ from rl_training.envs.tasks import SavedSpaces, Together, make_normalizer, space
 from rl_training.errors import InputError, nearest
 from rl_training.runtime.atomic_files import remove_abandoned
 from rl_training.runtime.callbacks import Callback
-from rl_training.runtime.checkpoints import MANIFEST, Checkpoint, best_of, open_checkpoint
+from rl_training.runtime.checkpoint_format import MANIFEST, Checkpoint
+from rl_training.runtime.checkpoints import best_of, open_checkpoint
 from rl_training.runtime.controls import Controls
 from rl_training.runtime.evaluation import EpisodesOfTasks, Player, metrics_of, play_tasks
 from rl_training.runtime.loading import as_config, build_config, check_config
