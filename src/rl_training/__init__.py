@@ -10,6 +10,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from rl_training.config import TrainConfig
     from rl_training.errors import CheckpointError, ConfigError, InputError
+    from rl_training.reports.pack import pack_policy
     from rl_training.runtime.controls import (
         resolve_clip_coefficient,
         resolve_entropy_coefficient,
@@ -49,6 +50,7 @@ _HOMES = {
     "record_demonstrations": "runtime.demos",
     "load_config": "runtime.loading",
     "latest_run": "runtime.metadata",
+    "pack_policy": "reports.pack",
     "Policy": "runtime.policy",
     "record_video": "runtime.recording",
     "TrainResult": "runtime.outcome",
@@ -81,6 +83,7 @@ __all__ = [
     "latest_run",
     "load_config",
     "load_policy",
+    "pack_policy",
     "predict_checkpoint",
     "record_demonstrations",
     "record_video",

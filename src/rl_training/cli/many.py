@@ -54,7 +54,7 @@ RayOption = Annotated[
 
 @app.command(cls=WithRay)
 def bench(
-    configs: Annotated[list[Path], typer.Argument(metavar="CONFIG...", help="YAML configs.", show_default=False)],
+    configs: Annotated[list[Path], typer.Argument(metavar="CONFIG", help="YAML configs.", show_default=False)],
     seeds: Annotated[str, typer.Option(help="Seeds of each config: 0-4 or 0,3,7.")] = "0-4",
     jobs: JobsOption = None,
     set_: SetOption = None,

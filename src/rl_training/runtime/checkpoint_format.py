@@ -69,9 +69,7 @@ def write_files(
     write(MANIFEST, [json_bytes({**body, "checksum": body_checksum(body)})])
 
 
-def checked_manifest(
-    data: bytes, present: set[str], directory: Path, parts: Collection[str] | None
-) -> dict[str, Any]:
+def checked_manifest(data: bytes, present: set[str], directory: Path, parts: Collection[str] | None) -> dict[str, Any]:
     """The manifest, checked. `present`: the names of the files that there are."""
     file = directory / MANIFEST
     manifest = parse_object(data, file)

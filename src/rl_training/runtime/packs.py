@@ -12,7 +12,7 @@ import stat
 import zipfile
 from collections.abc import Collection, Iterable
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 from safetensors.torch import load
 from torch import Tensor
@@ -40,27 +40,20 @@ PAGE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_ .-]*\.(?:md|txt|png|json|yaml)|LICEN
 FOLDER = re.compile(r"checkpoints/(?:step_\d{1,19}/)?")  # an entry that some programs add
 
 
-class PackWriter:
-    """Writes the entries of a pack. They are not compressed: weights hardly shrink, and another zlib would give other
-    bytes."""
+def add_entry(archive: zipfile.ZipFile, name: str, blocks: Iterable[bytes | memoryview]) -> dict[str, Any]:
+    """Write an entry; gives its size and checksum.
 
-    def __init__(self, file: BinaryIO) -> None:
-        self.archive = zipfile.ZipFile(file, "w", zipfile.ZIP_STORED)
-
-    def add(self, name: str, blocks: Iterable[bytes | memoryview]) -> dict[str, Any]:
-        """Write an entry; gives its size and checksum."""
-        views, digest = [memoryview(block) for block in blocks], hashlib.sha256()
-        entry = zipfile.ZipInfo(name, TIME)
-        entry.create_system, entry.external_attr = 3, MODE << 16  # as on Unix, wherever it is written
-        entry.file_size = sum(view.nbytes for view in views)
-        with self.archive.open(entry, "w") as target:
-            for view in views:
-                digest.update(view)
-                target.write(view)
-        return {"size": entry.file_size, "sha256": digest.hexdigest()}
-
-    def close(self) -> None:
-        self.archive.close()
+    Nothing is compressed: weights hardly shrink, and another zlib would give other bytes.
+    """
+    views, digest = [memoryview(block) for block in blocks], hashlib.sha256()
+    entry = zipfile.ZipInfo(name, TIME)
+    entry.create_system, entry.external_attr = 3, MODE << 16  # as on Unix, wherever it is written
+    entry.file_size = sum(view.nbytes for view in views)
+    with archive.open(entry, "w") as target:
+        for view in views:
+            digest.update(view)
+            target.write(view)
+    return {"size": entry.file_size, "sha256": digest.hexdigest()}
 
 
 class PackedFolder(NamedTuple):
@@ -137,7 +130,8 @@ def checked_folder(path: Path, archive: zipfile.ZipFile) -> PackedFolder:
             found.setdefault(match[1], {})[match[2]] = info
     if len(found) != 1:
         raise CheckpointError(
-            f"{path} is a zip file, but no pack: it holds {len(found) or 'no'} checkpoints; `rl-training pack` makes one"
+            f"{path} is a zip file, but no pack, which holds one checkpoint: this holds {len(found)}; "
+            "`rl-training pack` makes one"
         )
     ((name, entries),) = found.items()
     return PackedFolder(path / name, archive, entries)
