@@ -441,7 +441,7 @@ def test_a_password_is_refused(pack):
     for place in (match.start() for match in re.finditer(b"PK\x01\x02", bytes(data))):
         data[place + 8] |= 1
     pack.write_bytes(data)
-    with pytest.raises(CheckpointError, match="README.md is encrypted: write the pack without a password"):
+    with pytest.raises(CheckpointError, match=r"README\.md is encrypted: write the pack without a password"):
         load_policy(pack)
 
 

@@ -10,7 +10,7 @@ from zipfile import ZipFile
 
 import yaml
 
-from rl_training.errors import InputError
+from rl_training.errors import InputError, cut
 from rl_training.reports.curve_picture import can_draw, curve_picture
 from rl_training.reports.groups import Group, group_runs
 from rl_training.reports.model_card import CURVE, model_card
@@ -126,7 +126,7 @@ def one_group(runs: Sequence[Run]) -> Group | None:
         return None
     groups = group_runs(runs)
     if len(groups) > 1:
-        names = "; ".join(group.name for group in groups)
+        names = cut("; ".join(group.name for group in groups))
         raise InputError(f"these runs have {len(groups)} configs ({names}): give the seeds of one of them, or one run")
     return groups[0]
 

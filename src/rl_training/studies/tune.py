@@ -309,6 +309,9 @@ class Search:
                 self._tell(running, TrialState.COMPLETE)
             elif trial.should_prune():
                 self._tell(running, TrialState.PRUNED)
+                self.tell(
+                    f"trial {trial.number}: pruned after {len(running.scores)} of {len(self.options.seeds)} seeds"
+                )
             else:
                 running.waiting = True
 
