@@ -21,7 +21,7 @@ import torch
 from conftest import ENVS, TINY
 from rl_training import CheckpointError, TrainConfig, evaluate_checkpoint, load_policy, resume_training, train
 from rl_training.errors import InputError
-from rl_training.runtime import checkpoints
+from rl_training.runtime import checkpoint_format, checkpoints
 from rl_training.runtime.randomness import global_state
 from rl_training.runtime.run import TrainingRun
 from test_contract import assert_equal_state
@@ -132,7 +132,7 @@ def seal(directory):
     for file in manifest["files"]:
         data = (directory / file).read_bytes()
         manifest["files"][file] = {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-    manifest["checksum"] = checkpoints._body_checksum(manifest)
+    manifest["checksum"] = checkpoint_format.body_checksum(manifest)
     (directory / "manifest.json").write_text(json.dumps(manifest))
 
 

@@ -22,9 +22,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from rl_training.runtime import atomic_files, checkpoints, state_files
+from rl_training.errors import CheckpointError
+from rl_training.runtime import atomic_files, checkpoint_format, checkpoints, state_files
 from rl_training.runtime.checkpoints import (
-    CheckpointError,
     load_checkpoint,
     open_checkpoint,
     prune_checkpoints,
@@ -240,7 +240,7 @@ def edit_manifest(path: Path, *, seal: bool = True, **changes: Any) -> None:
     manifest = json.loads((path / "manifest.json").read_text())
     manifest.update(changes)
     manifest.pop("checksum")
-    checksum = checkpoints._body_checksum(manifest) if seal else "0" * 64
+    checksum = checkpoint_format.body_checksum(manifest) if seal else "0" * 64
     (path / "manifest.json").write_text(json.dumps({**manifest, "checksum": checksum}))
 
 

@@ -7,11 +7,15 @@ import re
 import shlex
 import shutil
 import subprocess
+import zipfile
+from pathlib import Path
 
+import numpy as np
 import pytest
 
 from conftest import REPOSITORY
-from rl_training import ALGORITHMS, load_config, train
+from fake_jobs import FakePlace, finished
+from rl_training import ALGORITHMS, export_policy, load_config, load_policy, train
 from rl_training.config import Execution
 from rl_training.errors import read_document
 from rl_training.reports.groups import NO_DIFFERENCE
@@ -20,6 +24,9 @@ from rl_training.reports.table import HEADINGS
 from rl_training.runtime.loading import build_config
 from rl_training.runtime.metadata import EXTRAS
 from rl_training.runtime.progress import ACTORS, bottleneck
+from rl_training.runtime.search_space import DISTRIBUTIONS
+from rl_training.studies import bench as bench_module
+from rl_training.studies import jobs
 from run_folders import write_run
 from test_cli import cli
 
@@ -184,6 +191,108 @@ def test_commands_and_python_of_the_guide_to_reports_run(tmp_path, monkeypatch):
     assert "`seeds`" in guide
     for key in NO_DIFFERENCE - {"seed"}:
         assert f"`{key}`" in guide, key
+
+
+TUNING = (REPOSITORY / "docs" / "tuning.md").read_text()
+
+
+def finishes(order, host):
+    """A job that leaves a run folder, with a score by its seed."""
+    config, folder = order["config"], Path(order["folder"]) / "run"
+    score = 100.0 + config["seed"]
+    write_run(folder, scores=(score / 2, score), kwargs=config["algo_kwargs"], seed=config["seed"])
+    metrics = {"eval_return_mean": score, "train_return_mean": score - 1}
+    yield {**finished(score), "metrics": metrics, "run_dir": str(folder)}
+
+
+@pytest.fixture
+def fake_jobs(tmp_path, monkeypatch):
+    """Where the guide's commands run: with its configs, and jobs that only pretend to train."""
+    for name in ("ppo/cartpole.yaml", "a2c/cartpole.yaml"):
+        path = tmp_path / "configs" / name
+        path.parent.mkdir(parents=True)
+        shutil.copy(REPOSITORY / "configs" / name, path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(jobs, "POLL_SECONDS", 0.0)
+    place = FakePlace(2, finishes)
+    monkeypatch.setattr(bench_module, "make_place", lambda number, ray: place)
+    return place
+
+
+def test_commands_of_the_guide_to_bench_and_tune_run(fake_jobs, tmp_path, monkeypatch):
+    tune_module = pytest.importorskip("rl_training.studies.tune", exc_type=ImportError)
+    monkeypatch.setattr(tune_module, "make_place", lambda number, ray: fake_jobs)
+    for words in commands(REPOSITORY / "docs" / "tuning.md"):
+        if "--trials" in words:  # a tenth of them is as good here
+            place = words.index("--trials") + 1
+            words[place] = str(int(words[place]) // 10)
+        text = cli(*words, *([] if "--show-space" in words else ["--progress", "silent"]))
+        if words[0] == "bench":
+            assert "wrote" in text
+        elif "--show-space" in words:
+            assert "algo_kwargs.learning_rate" in text
+        else:
+            assert f"Tuned: {words[words.index('--trials') + 1]} complete" in text
+    study = Path("tune", "ppo-cartpole")
+    for path in (*(study / name for name in ("best.yaml", "report.html", "study.db", "study.json")),
+                 "compare/a2c-cartpole/seed7/job.json", "tuned/report.html"):  # fmt: skip
+        assert Path(path).is_file(), path
+    assert len(list(study.glob("trial*/seed*/job.json"))) == 8 * 3
+
+
+def test_python_of_the_guide_to_bench_and_tune_runs(fake_jobs, monkeypatch, capsys):
+    tune_module = pytest.importorskip("rl_training.studies.tune", exc_type=ImportError)
+    monkeypatch.setattr(tune_module, "make_place", lambda number, ray: fake_jobs)
+    (python,) = blocks(TUNING, "python")
+    exec(compile(python, "tuning.md", "exec"), {})
+    printed = capsys.readouterr().out
+    assert "ppo-CartPole-v1 101.0" in printed
+    assert "clip_grid/report.html []" in printed
+    assert "{'complete': 20}" in printed
+
+
+def test_the_search_space_in_the_guide_is_valid_and_every_form_is_in_it():
+    (block,) = blocks(TUNING, "yaml")
+    config = build_config(read_document(block, "tuning.md").data)
+    assert config.tune
+    table = TUNING.split("the values to try:")[1].split("The space is checked")[0]
+    for form in (*DISTRIBUTIONS, "kind"):
+        assert f"{{{form}: " in block, form
+        assert f"`{{{form}: " in table, form
+
+
+SHARING = (REPOSITORY / "docs" / "sharing.md").read_text()
+
+
+def test_what_the_guide_to_sharing_shows_of_export_and_pack_runs(tiny_config, tmp_path, monkeypatch):
+    pytest.importorskip("onnxruntime")
+    monkeypatch.chdir(tmp_path)
+    short = {"total_timesteps": 64, "eval_episodes": 2, "eval_interval": 32, "output_dir": tmp_path / "runs"}
+    for seed, suffix in ((1, "a"), (2, "b")):
+        train(tiny_config("ppo", short | {"seed": seed}), run_suffix=suffix, progress="silent")
+    for words in commands(REPOSITORY / "docs" / "sharing.md"):
+        if words[0] in ("export", "pack"):
+            assert "wrote" in cli(*words)
+    pack_names = {name.split("/")[0] for name in zipfile.ZipFile("policy.zip").namelist()}
+    table = SHARING.split("| in the file | |")[1].split("\n\n")[0]
+    assert pack_names == {name.split("/")[0] for name in re.findall(r"^\| `(.*?)` \|", table, re.MULTILINE)}
+    onnx, pack = blocks(SHARING, "python")[1:]
+    exec(compile(pack, "sharing.md", "exec"), {})
+    recurrent = train(tiny_config("recurrent_ppo", short), progress="silent").run_dir
+    export_policy(recurrent, onnx="policy.onnx")
+    found = {}
+    exec(compile(onnx, "sharing.md", "exec"), found)
+    policy, memory = load_policy(recurrent), found["empty_memory"]()
+    for obs in np.random.default_rng(0).standard_normal((20, 4)).astype(np.float32):
+        action, memory = found["act"](obs, memory)
+        assert action == policy.act(obs)
+    assert memory.keys() == {"memory.policy"}
+
+
+def test_every_guide_is_linked_from_the_readme():
+    assert {path.name for path in (REPOSITORY / "docs").glob("*.md")} == set(
+        re.findall(r"\]\(docs/(\w+\.md)\)", README.split("Guides: ")[1].split("\n\n")[0])
+    )
 
 
 def test_schedules_in_the_documentation_are_read():

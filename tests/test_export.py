@@ -323,6 +323,18 @@ def test_one_observation_and_many_are_the_same_to_a_file(tiny_config, tmp_path):
     np.testing.assert_allclose(alone, file({"obs": obs})["scores"], atol=1e-6)
 
 
+def test_the_facts_in_a_file_are_json_and_null_is_no_bound(tiny_config, tmp_path):
+    export_policy(run_of(tiny_config, "ppo"), onnx=tmp_path / "policy.onnx", pt2=tmp_path / "policy.pt2")
+    extra = {"rl_training.json": ""}
+    torch.export.load(tmp_path / "policy.pt2", extra_files=extra)
+    session = File(tmp_path / "policy.onnx").session
+    for text in (session.get_modelmeta().custom_metadata_map["rl_training"], extra["rl_training.json"]):
+        facts = json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+        assert facts["observation_space"]["high"][1] is None
+        assert facts["observation_space"]["low"][0] == pytest.approx(-4.8)
+        assert facts["inputs"] == {"obs": "float32[N, 4]"}
+
+
 def test_scores_are_what_a_reader_may_sample_from(tiny_config, tmp_path):
     checkpoint = run_of(tiny_config, "ppo", {"env_kwargs": {"wrappers": {"normalize_observation": True}}})
     export_policy(checkpoint, onnx=tmp_path / "policy.onnx")

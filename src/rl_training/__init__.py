@@ -9,8 +9,8 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from rl_training.config import TrainConfig
-    from rl_training.errors import ConfigError, InputError
-    from rl_training.runtime.checkpoints import CheckpointError
+    from rl_training.errors import CheckpointError, ConfigError, InputError
+    from rl_training.reports.pack import pack_policy
     from rl_training.runtime.controls import (
         resolve_clip_coefficient,
         resolve_entropy_coefficient,
@@ -39,10 +39,10 @@ if TYPE_CHECKING:
 _HOMES = {
     "BenchResult": "studies.bench",
     "bench": "studies.bench",
+    "CheckpointError": "errors",
     "ConfigError": "errors",
     "InputError": "errors",
     "TrainConfig": "config",
-    "CheckpointError": "runtime.checkpoints",
     "resolve_clip_coefficient": "runtime.controls",
     "resolve_entropy_coefficient": "runtime.controls",
     "resolve_num_simulations": "runtime.controls",
@@ -52,6 +52,7 @@ _HOMES = {
     "record_demonstrations": "runtime.demos",
     "load_config": "runtime.loading",
     "latest_run": "runtime.metadata",
+    "pack_policy": "reports.pack",
     "Policy": "runtime.policy",
     "record_video": "runtime.recording",
     "TrainResult": "runtime.outcome",
@@ -85,6 +86,7 @@ __all__ = [
     "latest_run",
     "load_config",
     "load_policy",
+    "pack_policy",
     "predict_checkpoint",
     "record_demonstrations",
     "record_video",

@@ -29,6 +29,10 @@ class InputError(ValueError):
     """An error in the user's input. The message names it and the remedy, and needs no traceback."""
 
 
+class CheckpointError(InputError):
+    """A checkpoint that is missing, damaged, foreign or too new."""
+
+
 class MissingPackage(InputError, ImportError):
     """An optional package is needed and not installed."""
 

@@ -54,7 +54,7 @@ RayOption = Annotated[
 
 @app.command(cls=WithRay)
 def bench(
-    configs: Annotated[list[Path], typer.Argument(metavar="CONFIG...", help="YAML configs.", show_default=False)],
+    configs: Annotated[list[Path], typer.Argument(metavar="CONFIG", help="YAML configs.", show_default=False)],
     seeds: Annotated[str, typer.Option(help="Seeds of each config: 0-4 or 0,3,7.")] = "0-4",
     jobs: JobsOption = None,
     set_: SetOption = None,
@@ -148,8 +148,10 @@ def _summarize(result: TuneResult) -> None:
 
     counts = ", ".join(f"{count} {state}" for state, count in result.states.items())
     if result.value is None:
+        first = f"; {result.errors[0]}" if result.errors else ""
         typer.echo(
-            f"error: no trial is complete ({counts}); errors are in {result.folder}/trial*/*/output.txt", err=True
+            f"error: no trial is complete ({counts}){first}\noutputs are in {result.folder}/trial*/*/output.txt",
+            err=True,
         )
         raise typer.Exit(1)
     params = {name.removeprefix("algo_kwargs."): f"{value}" for name, value in result.params.items()}

@@ -34,7 +34,9 @@ def steps_option(help: str) -> Any:
     return option(help, parser=whole, metavar="STEPS")
 
 
-RUN_HELP = "A run folder (its newest checkpoint), a checkpoint, or latest: the newest run in --output-dir or runs/."
+RUN_HELP = (
+    "A run folder (its newest checkpoint), a checkpoint, a pack, or latest: the newest run in --output-dir or runs/."
+)
 IMPORT_HELP = "Allow an env_id of the form module:id, which imports that module."
 
 ConfigArgument = Annotated[Path | None, typer.Argument(metavar="CONFIG", help="YAML config.", show_default=False)]

@@ -15,7 +15,7 @@ from rl_training.cli.options import one_run, option
 def report(
     runs: Annotated[
         list[Path],
-        typer.Argument(metavar="RUN...", help="Run folders, folders of runs, or latest.", show_default=False),
+        typer.Argument(metavar="RUN", help="Run folders, folders of runs, or latest.", show_default=False),
     ],
     out: Annotated[Path, typer.Option("--out", help="The HTML file to write.")] = Path("report.html"),
     group_by: Annotated[

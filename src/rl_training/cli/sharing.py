@@ -115,3 +115,23 @@ def dream(
     for path in (png, gif):
         if path is not None:
             print(f"wrote {path}")
+
+
+@app.command()
+def pack(
+    runs: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="RUN",
+            help="A run folder, a checkpoint or latest; several seeds, or their folder.",
+            show_default=False,
+        ),
+    ],
+    out: Annotated[Path, typer.Option("--out", help="The .zip file to write.")] = Path("policy.zip"),
+    best: BestOption = False,
+    output_dir: LatestDir = None,
+) -> None:
+    """Pack a policy in one file to share: weights, config, model card."""
+    from rl_training.reports.pack import describe_pack, pack_policy
+
+    print(describe_pack(pack_policy([one_run(run, None, output_dir) for run in runs], out, best=best)))

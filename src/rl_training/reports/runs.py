@@ -113,7 +113,8 @@ def run_folders(path: Path) -> list[Path]:
     if is_run(path):
         return [path]
     if not path.is_dir():
-        raise InputError(f"{path} does not exist: give run folders, or a folder of them such as runs")
+        what = "is no folder" if path.exists() else "does not exist"
+        raise InputError(f"{path} {what}: give run folders, or a folder of them such as runs")
     found = sorted(log.parent for log in path.rglob(LOG) if is_run(log.parent))
     if not found:
         raise InputError(f"there is no run in {path}: no folder with {CONFIG} and {LOG}")

@@ -1,56 +1,42 @@
-"""Checkpoints: directories of safetensors and JSON, renamed when they are complete and checked before they are used.
-
-Nothing in a checkpoint can run code. `state.json` holds the nested state; in the place of each tensor or array it names
-an entry of `<part>.safetensors`. `manifest.json` holds the size and SHA-256 of every file, and its own.
-"""
+"""Checkpoints: directories of safetensors and JSON, renamed when they are complete and checked before they are used."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import os
 import re
 import shutil
 import stat
 import time
 import warnings
-from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import numpy as np
 from safetensors.torch import load_file
 from torch import Tensor
 
-from rl_training.errors import InputError
+from rl_training.errors import CheckpointError
 from rl_training.runtime.atomic_files import hidden_name, make_temporary, remove_abandoned, sync_directory
-from rl_training.runtime.metadata import package_version
-from rl_training.runtime.state_files import decode, encode, safetensors_blocks
+from rl_training.runtime.checkpoint_format import (
+    MANIFEST,
+    REMEDY,
+    TENSORS,
+    Checkpoint,
+    assemble,
+    check_digest,
+    checked_manifest,
+    needed,
+    parse_object,
+    write_files,
+)
+from rl_training.runtime.packs import load_pack
 from rl_training.types import State
 
-FORMAT = "rl-training checkpoint"
-VERSION = 2  # 1 had actor and learner in one part
-MANIFEST = "manifest.json"
-TENSORS = ".safetensors"
 CHUNK = 1 << 22  # bytes hashed and written at a time: large enough for the disk, small enough for the cache
 PART_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*")
 STEP_NAME = re.compile(r"step_(\d+)")
-FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
-
-
-class CheckpointError(InputError):
-    """A checkpoint that is missing, damaged, foreign or too new."""
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    path: Path
-    step: int
-    info: dict[str, Any]
-    config: dict[str, Any]
-    state: dict[str, State]  # tensors on the CPU, each in memory of its own
 
 
 def save_checkpoint(path: Path | str, *, state: dict[str, State], config: dict[str, Any], info: dict[str, Any]) -> Path:
@@ -95,14 +81,15 @@ def load_checkpoint(path: Path | str, parts: Collection[str] | None = None) -> C
 
 
 def open_checkpoint(path: Path | str, parts: Collection[str] | None = None) -> Checkpoint:
-    """Read `path`: a checkpoint, or the newest sound one of a run folder or `checkpoints` directory.
+    """Read `path`: a checkpoint, the newest sound one of a run folder or `checkpoints` directory, or that of a pack.
 
     For `parts` see `load_checkpoint`.
     """
     path = Path(path)
+    if path.is_file():
+        return load_pack(path, parts)
     if not _existing(path).is_dir():
-        what = "is a file; give the checkpoint's directory" if path.exists() else "does not exist"
-        raise CheckpointError(f"{path} {what}")
+        raise CheckpointError(f"{path} {'is neither a folder nor a file' if path.exists() else 'does not exist'}")
     if (_existing(path) / MANIFEST).exists():
         return load_checkpoint(path, parts)
     for _ in range(100):
@@ -126,6 +113,8 @@ def open_checkpoint(path: Path | str, parts: Collection[str] | None = None) -> C
 def best_of(path: Path | str) -> Path:
     """The checkpoint with the best evaluation, of a run folder or of the run that a checkpoint belongs to."""
     path = Path(path)
+    if path.is_file():
+        raise CheckpointError(f"{path} is a file with one checkpoint, the best or another: leave out --best")
     for folder in (path / "checkpoints", path, path.parent):
         if (_existing(folder / "best") / MANIFEST).exists():
             return folder / "best"
@@ -174,25 +163,8 @@ def _saved_steps(directory: Path) -> list[int]:
 
 
 def _write_content(directory: Path, state: dict[str, State], config: dict[str, Any], info: dict[str, Any]) -> None:
-    files: dict[str, dict[str, Any]] = {}
-    tree = {}
-    for part, value in state.items():
-        tensors: dict[str, Tensor | np.ndarray] = {}
-        tree[part] = encode(value, (part,), tensors)
-        if tensors:
-            name = part + TENSORS
-            files[name] = _write_file(directory / name, safetensors_blocks(tensors))
-    files["state.json"] = _write_file(directory / "state.json", [_json_bytes(tree)])
-    files["config.json"] = _write_file(directory / "config.json", [_json_bytes(encode(config, ("config",), None))])
-    body = {
-        "format": FORMAT,
-        "version": VERSION,
-        "package_version": package_version() or "unknown",
-        "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "info": encode(info, ("info",), None),
-        "files": files,
-    }
-    _write_file(directory / MANIFEST, [_json_bytes({**body, "checksum": _body_checksum(body)})])
+    created = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    write_files(lambda name, blocks: _write_file(directory / name, blocks), state, config, info, created)
 
 
 def _load(directory: Path, path: Path, parts: Collection[str] | None) -> Checkpoint:
@@ -200,38 +172,11 @@ def _load(directory: Path, path: Path, parts: Collection[str] | None) -> Checkpo
     contents: dict[str, dict[str, Any]] = {}
     for name, entry in manifest["files"].items():
         file = directory / name
-        if not _needed(name, parts):
+        if not needed(name, parts):
             _check_size(file, entry)
         else:
             contents[name] = _read_safetensors(file, entry) if name.endswith(TENSORS) else _read_json(file, entry)
-    state = {}
-    for part, value in contents["state.json"].items():
-        if parts is None or part in parts:
-            with _decoding(directory / "state.json", part):
-                state[part] = decode(value, contents.get(part + TENSORS, {}))
-    with _decoding(directory / "config.json"):
-        config = _require_dict(decode(contents["config.json"], {}))
-    with _decoding(directory / MANIFEST, "info"):
-        info = _require_dict(decode(manifest["info"], {}))
-        step = info["global_step"]
-        if type(step) is not int or not 0 <= step < 2**63:
-            raise ValueError(f"global_step should be a step, got {step!r}")
-    return Checkpoint(path, step, info, config, state)
-
-
-@contextlib.contextmanager
-def _decoding(file: Path, entry: str = "content") -> Iterator[None]:
-    """Turn errors into CheckpointErrors: a file with the right checksum may still have invalid content."""
-    try:
-        yield
-    except Exception as error:
-        raise CheckpointError(f"{file} is not valid: {entry}: {type(error).__name__}: {error}") from error
-
-
-def _require_dict(value: Any) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise TypeError(f"should be a mapping, got {value!r}")
-    return value
+    return assemble(manifest, contents, directory, path, parts)
 
 
 def _read_safetensors(file: Path, entry: dict[str, Any]) -> dict[str, Tensor]:
@@ -239,27 +184,18 @@ def _read_safetensors(file: Path, entry: dict[str, Any]) -> dict[str, Tensor]:
     with _open_checked(file, entry) as source:
         while block := source.read(CHUNK):
             digest.update(block)
-    _check_digest(digest.hexdigest(), file, entry)
+    check_digest(digest.hexdigest(), file, entry)
     try:
         return load_file(file)
     except Exception as error:  # of many types, also if the file has been removed meanwhile
-        raise CheckpointError(f"{file} is damaged: {error}; use an older checkpoint") from error
+        raise CheckpointError(f"{file} is damaged: {error}; {REMEDY}") from error
 
 
 def _read_json(file: Path, entry: dict[str, Any]) -> dict[str, Any]:
     with _open_checked(file, entry) as source:
         data = source.read()
-    _check_digest(hashlib.sha256(data).hexdigest(), file, entry)
-    return _parse_object(data, file)
-
-
-def _check_digest(digest: str, file: Path, entry: dict[str, Any]) -> None:
-    if digest != entry.get("sha256"):
-        raise CheckpointError(f"{file} is damaged: its SHA-256 is not the one in {MANIFEST}; use an older checkpoint")
-
-
-def _needed(name: str, parts: Collection[str] | None) -> bool:
-    return parts is None or not name.endswith(TENSORS) or name.removesuffix(TENSORS) in parts
+    check_digest(hashlib.sha256(data).hexdigest(), file, entry)
+    return parse_object(data, file)
 
 
 def _check_size(file: Path, entry: dict[str, Any]) -> None:
@@ -270,7 +206,7 @@ def _check_size(file: Path, entry: dict[str, Any]) -> None:
 
 def _compare_size(found: os.stat_result, file: Path, entry: dict[str, Any]) -> None:
     if not stat.S_ISREG(found.st_mode) or found.st_size != entry["size"]:
-        raise CheckpointError(f"{file} has {found.st_size} bytes instead of {entry['size']}; use an older checkpoint")
+        raise CheckpointError(f"{file} has {found.st_size} bytes instead of {entry['size']}; {REMEDY}")
 
 
 def _read_manifest(directory: Path, parts: Collection[str] | None = None) -> dict[str, Any]:
@@ -281,45 +217,10 @@ def _read_manifest(directory: Path, parts: Collection[str] | None = None) -> dic
     if not file.is_file() or file.is_symlink():
         raise CheckpointError(f"{directory} is not a checkpoint: no {MANIFEST} (damaged, or made by another program)")
     try:
-        manifest = _parse_object(file.read_bytes(), file)
-        present = set(os.listdir(directory))
+        data, present = file.read_bytes(), set(os.listdir(directory))
     except OSError as error:
         raise CheckpointError(f"{directory} cannot be read: {error}") from error
-    if manifest.get("format") != FORMAT:
-        raise CheckpointError(f"{file} is not of an {FORMAT}: its format is {manifest.get('format')!r}")
-    version, unchanged = manifest.get("version"), manifest.pop("checksum", None) == _body_checksum(manifest)
-    newer, older = type(version) is int and version > VERSION, version == 1 and unchanged
-    if newer or older:
-        remedy = "pip install --upgrade rl-training" if newer else "use that version, or train again"
-        raise CheckpointError(
-            f"{directory} has format version {version}, written by rl-training {manifest.get('package_version')}; "
-            f"this one ({package_version()}) reads {VERSION}: {remedy}"
-        )
-    if version != VERSION or not unchanged:
-        raise CheckpointError(f"{file} was changed after it was written; use an older checkpoint")
-    files = manifest.get("files")
-    if not isinstance(files, dict) or not {"state.json", "config.json"} <= files.keys():
-        raise CheckpointError(f"{file} does not list state.json and config.json")
-    for name, entry in files.items():
-        if not FILE_NAME.fullmatch(name):
-            raise CheckpointError(f"{file} lists {name!r}, which is not a plain file name")
-        if not isinstance(entry, dict) or type(entry.get("size")) is not int or entry["size"] < 0:
-            raise CheckpointError(f"{file} has no size for {name}")
-    for name in sorted(name for name in files.keys() - present if _needed(name, parts)):
-        raise CheckpointError(f"{directory / name} is missing; use an older checkpoint")
-    for name in sorted(present - files.keys() - {MANIFEST}):
-        raise CheckpointError(f"{directory / name} does not belong to the checkpoint; move it elsewhere")
-    return manifest
-
-
-def _parse_object(data: bytes, file: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{file} is damaged: not JSON ({error}); use an older checkpoint") from error
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{file} is damaged: it holds a {type(value).__name__}; use an older checkpoint")
-    return value
+    return checked_manifest(data, present, directory, parts)
 
 
 def _open_checked(file: Path, entry: dict[str, Any]) -> BinaryIO:
@@ -350,14 +251,6 @@ def _write_file(file: Path, blocks: Iterable[bytes | memoryview]) -> dict[str, A
             size += len(view)
         os.fsync(target.fileno())
     return {"size": size, "sha256": digest.hexdigest()}
-
-
-def _json_bytes(value: Any) -> bytes:
-    return json.dumps(value, indent=1, allow_nan=False).encode()
-
-
-def _body_checksum(body: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(body, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def _previous(path: Path) -> Path:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -100,7 +101,7 @@ def describe_export(exported: Exported) -> str:
 
 def check_targets(targets: Mapping[str, Path]) -> None:
     if not targets:
-        raise InputError("there is nothing to write: give onnx, pt2 or both")
+        raise InputError("there is nothing to write: give onnx, pt2 or both (--onnx FILE, --pt2 FILE)")
     for path in targets.values():
         if path.is_dir():
             raise InputError(f"{path} is a folder: give the file to write")
@@ -196,7 +197,7 @@ def to_onnx(program: torch.export.ExportedProgram, inputs: Mapping[str, Any], fa
     model = converted.model_proto
     tidy(model)
     entry = model.metadata_props.add()
-    entry.key, entry.value = KEY, json.dumps(facts)
+    entry.key, entry.value = KEY, json.dumps(facts, allow_nan=False)
     content: bytes = model.SerializeToString()
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
@@ -224,7 +225,7 @@ def tidy(model: Any) -> None:
 def to_pt2(program: torch.export.ExportedProgram, inputs: Mapping[str, Any], facts: Any) -> tuple[bytes, Run]:
     file = io.BytesIO()
     with quiet():
-        torch.export.save(program, file, extra_files={f"{KEY}.json": json.dumps(facts)})
+        torch.export.save(program, file, extra_files={f"{KEY}.json": json.dumps(facts, allow_nan=False)})
         content = file.getvalue()
         module = torch.export.load(io.BytesIO(content)).module()
 
@@ -254,9 +255,18 @@ def facts_of(opened: Opened, exportable: Exportable, inputs: Mapping[str, Any]) 
         "leaves_out": exportable.leaves_out,
         "memory": list(exportable.memory),
         "inputs": {name: form_of(x) for name, x in inputs.items()},
-        "observation_space": space_to_json(opened.spaces.env_observation),
-        "action_space": space_to_json(opened.spaces.env_action),
+        "observation_space": without_infinity(space_to_json(opened.spaces.env_observation)),
+        "action_space": without_infinity(space_to_json(opened.spaces.env_action)),
     }
+
+
+def without_infinity(value: Any) -> Any:
+    """null for a bound that is infinite: JSON has no such number."""
+    if isinstance(value, dict):
+        return {key: without_infinity(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [without_infinity(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def form_of(array: Any) -> str:

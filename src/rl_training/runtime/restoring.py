@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from rl_training.data.state_check import StateMismatch, compare_state
-from rl_training.errors import InputError
+from rl_training.errors import CheckpointError, InputError
 from rl_training.runtime.callbacks import CALLBACK
-from rl_training.runtime.checkpoints import Checkpoint, CheckpointError
+from rl_training.runtime.checkpoint_format import Checkpoint
 from rl_training.runtime.controls import Controls
 from rl_training.runtime.preview import idle_learning_rates
 

@@ -15,7 +15,7 @@ from rl_training.config import TrainConfig
 from rl_training.envs.faults import EnvironmentFault
 from rl_training.errors import InputError
 from rl_training.runtime.callbacks import Callback, build_callbacks, name_callbacks
-from rl_training.runtime.checkpoints import Checkpoint
+from rl_training.runtime.checkpoint_format import Checkpoint
 from rl_training.runtime.controls import Controls
 from rl_training.runtime.execution import open_source
 from rl_training.runtime.interrupts import Interrupts

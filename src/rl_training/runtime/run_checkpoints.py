@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from rl_training.errors import InputError
-from rl_training.runtime.checkpoints import Checkpoint, prune_checkpoints, save_checkpoint, step_dir_name
+from rl_training.runtime.checkpoint_format import Checkpoint
+from rl_training.runtime.checkpoints import prune_checkpoints, save_checkpoint, step_dir_name
 from rl_training.runtime.outcome import TrainingFailed
 from rl_training.runtime.randomness import global_state, set_global_state
 from rl_training.runtime.restoring import missing_note, restore_part

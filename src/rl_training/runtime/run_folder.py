@@ -16,7 +16,7 @@ import yaml
 from rl_training.config import TrainConfig
 from rl_training.errors import InputError
 from rl_training.runtime.atomic_files import write_text_atomic
-from rl_training.runtime.checkpoints import Checkpoint
+from rl_training.runtime.checkpoint_format import Checkpoint
 from rl_training.runtime.controls import Controls
 from rl_training.runtime.hyperparameters import is_given
 from rl_training.runtime.metadata import update_metadata, write_metadata

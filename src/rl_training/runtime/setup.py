@@ -18,7 +18,7 @@ from rl_training.config import EnvOptions, TrainConfig
 from rl_training.envs.factory import usable_cores
 from rl_training.errors import InputError, shown
 from rl_training.models.networks import is_image
-from rl_training.runtime.checkpoints import Checkpoint
+from rl_training.runtime.checkpoint_format import Checkpoint
 from rl_training.runtime.controls import Controls
 from rl_training.runtime.evaluation import Player, check_evaluation
 from rl_training.runtime.limits import check_bytes, networks_within_memory

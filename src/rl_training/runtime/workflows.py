@@ -12,10 +12,11 @@ from rl_training.config import TrainConfig
 from rl_training.data.normalize import Normalizer
 from rl_training.envs.spaces import ObservationLayout, action_map, sizes
 from rl_training.envs.tasks import SavedSpaces, Together, make_normalizer, spaces_from_json
-from rl_training.errors import InputError, nearest
+from rl_training.errors import CheckpointError, InputError, nearest
 from rl_training.runtime.atomic_files import remove_abandoned
 from rl_training.runtime.callbacks import Callback
-from rl_training.runtime.checkpoints import MANIFEST, Checkpoint, best_of, open_checkpoint
+from rl_training.runtime.checkpoint_format import MANIFEST, Checkpoint
+from rl_training.runtime.checkpoints import best_of, open_checkpoint
 from rl_training.runtime.controls import Controls
 from rl_training.runtime.evaluation import EpisodesOfTasks, Player, metrics_of, play_tasks
 from rl_training.runtime.loading import as_config, build_config, check_config
@@ -65,6 +66,11 @@ def resume_training(
     if extend not in ("keep", "stretch"):
         raise InputError(f"extend should be keep or stretch, got {extend!r}")
     checkpoint = open_checkpoint(path)
+    if "run" not in checkpoint.state:
+        raise CheckpointError(
+            f"{checkpoint.path} holds a policy alone, without optimizers, environments and replay: its training cannot "
+            "be resumed; resume the run folder that it was packed from, or train its config again"
+        )
     changes: dict[str, Any] = {} if device is None else {"device": device}
     config = config_of(checkpoint, allow_import=allow_import, **changes)
     total = config.total_timesteps if total_timesteps is None else total_timesteps

@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from rl_training.errors import InputError
-from rl_training.runtime.checkpoints import STEP_NAME, Checkpoint, open_checkpoint
+from rl_training.runtime.checkpoint_format import Checkpoint
+from rl_training.runtime.checkpoints import STEP_NAME, open_checkpoint
 from rl_training.runtime.loading import build_config
 from rl_training.runtime.metadata import update_metadata
 from rl_training.runtime.metrics import TrainingDiverged

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import json
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -58,6 +59,7 @@ class TuneResult:
     params: dict[str, Any]  # of the best trial, by parameter
     config: TrainConfig | None  # the best config, which `best.yaml` holds
     states: dict[str, int]  # the number of trials that are complete, pruned, failed
+    errors: list[str]  # of those that failed
 
     @property
     def config_path(self) -> Path:
@@ -309,6 +311,9 @@ class Search:
                 self._tell(running, TrialState.COMPLETE)
             elif trial.should_prune():
                 self._tell(running, TrialState.PRUNED)
+                self.tell(
+                    f"trial {trial.number}: pruned after {len(running.scores)} of {len(self.options.seeds)} seeds"
+                )
             else:
                 running.waiting = True
 
@@ -317,6 +322,7 @@ class Search:
         trial.set_user_attr("scores", running.scores)
         if error is not None:
             trial.set_user_attr("error", error)
+            self.tell(f"trial {trial.number}: failed: {error.splitlines()[0]}")
         del self.running[trial.number]
         self.study.tell(trial, fmean(running.scores) if state == TrialState.COMPLETE else None, state=state)
         discard_checkpoints(trial_folder(self.folder, trial.number))
@@ -389,11 +395,11 @@ def best_trial(study: optuna.Study) -> FrozenTrial | None:
 def write_best(study: optuna.Study, loaded: TrainConfig, space: Space, folder: Path, options: Options) -> TuneResult:
     """Write the best config so far as YAML."""
     best = best_trial(study)
-    states: dict[str, int] = {}
-    for trial in study.get_trials(deepcopy=False):
-        states[trial.state.name.lower()] = states.get(trial.state.name.lower(), 0) + 1
+    trials = study.get_trials(deepcopy=False)
+    states = dict(Counter("failed" if trial.state == TrialState.FAIL else trial.state.name.lower() for trial in trials))
+    errors = [f"trial {trial.number}: {error}" for trial in trials if (error := trial.user_attrs.get("error"))]
     if best is None:
-        return TuneResult(folder, None, {}, None, states)
+        return TuneResult(folder, None, {}, None, states, errors)
     data = space.apply(config_data(dataclasses.replace(loaded, tune={})), optuna.trial.FixedTrial(best.params))
     seeds = ", ".join(map(str, options.seeds))
     comment = (
@@ -404,4 +410,4 @@ def write_best(study: optuna.Study, loaded: TrainConfig, space: Space, folder: P
         config = build_config(data, needs_env=False)
     except ConfigError as error:
         raise InputError(f"{folder / BEST} is no valid config any more: {error}") from error
-    return TuneResult(folder, best.value, dict(best.params), config, states)
+    return TuneResult(folder, best.value, dict(best.params), config, states, errors)
