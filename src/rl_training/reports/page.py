@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from rl_training import __version__
 from rl_training.errors import InputError
 from rl_training.reports.bands import Band, band_of, places
 from rl_training.reports.groups import Group, env_of
 from rl_training.reports.runs import Run, is_number
 from rl_training.reports.table import HEADINGS, METRIC, Row, cells, score_text, table
 from rl_training.runtime.atomic_files import write_text_atomic
+from rl_training.runtime.metadata import package_version
 from rl_training.runtime.number_text import duration
 
 POINTS = 250  # of a curve
@@ -84,7 +84,7 @@ def payload(groups: Sequence[Group], metric: str, plot: Sequence[str]) -> dict[s
     return {
         "title": title_of(groups),
         "made": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
-        "version": __version__,
+        "version": package_version() or "unknown",
         "panels": [{"name": name, "title": TITLES.get(name, name)} for name in names]
         + [{"name": name, "title": f"Schedule: {name}", "schedule": True} for name in schedules],
         "groups": [group_data(group, names, schedules) for group in groups],
