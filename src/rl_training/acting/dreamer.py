@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import gymnasium as gym
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from rl_training.acting.actor import NetworkActor, choose
+from rl_training.acting.actor import NetworkActor, choose, without
 from rl_training.acting.dreamer_open_loop import predict_open_loop
+from rl_training.acting.exportable import Choice, Exportable
 from rl_training.acting.recurrent import checked_memory
 from rl_training.data.batch import rows_of, to_tensors
 from rl_training.data.fields import step_fields
@@ -18,9 +19,11 @@ from rl_training.data.history import num_rows
 from rl_training.errors import InputError
 from rl_training.models.dreamer import SIZES, DreamerModel, Size
 from rl_training.models.rssm import BLOCKS, GROUPS, Latent
-from rl_training.types import Array, Decision, Field, Fields, Memory, Observation, Spaces, Trajectory
+from rl_training.types import Array, Decision, Field, Fields, Memory, Observation, Spaces, TensorTree, Trajectory
 
 DETER = np.dtype(np.float16)  # states lie in [-1, 1], where float16 is finer than the published code's bfloat16
+
+LEFT_OUT = "the sampling of latent states: the file takes the most probable one of each, the policy draws them"
 
 
 def size_of(hp: Any) -> Size:
@@ -45,6 +48,7 @@ class DreamerActor(NetworkActor):
     """
 
     model: DreamerModel
+    samples_latents = True  # else the most probable ones are taken
 
     def __init__(self, spaces: Spaces, hp: Any, *, device: torch.device | str = "cpu") -> None:
         if isinstance(spaces.action, gym.spaces.MultiBinary):
@@ -57,8 +61,10 @@ class DreamerActor(NetworkActor):
     @torch.no_grad()
     def act(self, obs: Observation, memory: Memory, *, explore: bool, rng: np.random.Generator) -> Decision:
         before, action = self.recall(memory, obs)
-        noise = torch.from_numpy(rng.random((num_rows(obs), GROUPS), np.float32)).to(self.device)
-        latent = self.see(obs, before, action, noise)
+        noise = None
+        if self.samples_latents:
+            noise = torch.from_numpy(rng.random((num_rows(obs), GROUPS), np.float32)).to(self.device)
+        latent = see(self.model, to_tensors(obs, self.device), before, action, noise)
         action = choose(self.model.policy(latent), sample=explore or not self.hp.deterministic_eval, rng=rng)
         after: Memory = {"deter": latent.deter, "stoch": latent.stoch, "action": self.model.policy.vector(action)}
         extras = {"deter": to_array(latent.deter.half()), "stoch": to_array(latent.stoch.argmax(-1).byte())}
@@ -79,12 +85,18 @@ class DreamerActor(NetworkActor):
         size = self.model.size
         return {"deter": (size.deter,), "stoch": (GROUPS, size.classes), "action": (self.model.policy.action_size,)}
 
-    def see(self, obs: Observation, before: Latent, action: Tensor, noise: Tensor) -> Latent:
-        """The latents after observations [N, ...]."""
-        dynamics = self.model.dynamics
-        deter = dynamics.deterministic(before, action)
-        logits = dynamics.posterior(deter, self.model.encoder(to_tensors(obs, self.device)))
-        return Latent(deter, dynamics.sample(logits, noise))
+    def exportable(self) -> Exportable:
+        decided = without(self, deterministic_eval=True)
+        decided.samples_latents = False
+        fields: Fields = {name: Field(shape, np.dtype(np.float32)) for name, shape in self.memory_shape().items()}
+        network = ExportedDreamer(self.model, self.spaces.action.shape or ())
+        return Exportable(network, fields, decided, self.mode_scores, LEFT_OUT)
+
+    @torch.no_grad()
+    def mode_scores(self, obs: Observation, memory: Memory) -> Array:
+        """[N, ...] by which the action of the most probable latents is chosen."""
+        latent = see(self.model, to_tensors(obs, self.device), *self.recall(memory, obs), None)
+        return to_array(scores_of(self.model, latent))
 
     @torch.no_grad()
     def open_loop(
@@ -100,6 +112,36 @@ class DreamerActor(NetworkActor):
         seen = to_tensors(rows_of(obs, slice(context)), self.device)
         actions = self.model.policy.vector(torch.as_tensor(action, device=self.device)).flatten(1)
         return predict_open_loop(self.model, seen, actions, noise, gamma=self.hp.gamma)
+
+
+class ExportedDreamer(nn.Module):
+    """The policy on the most probable latents, with the memory of the actor."""
+
+    def __init__(self, model: DreamerModel, shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.model, self.shape = model, shape
+
+    def forward(self, obs: TensorTree, memory: dict[str, Tensor]) -> Choice:
+        before = Latent(memory["deter"], memory["stoch"])
+        latent = see(self.model, obs, before, memory["action"], None)
+        action = self.model.policy(latent).mode
+        after = {"deter": latent.deter, "stoch": latent.stoch, "action": self.model.policy.vector(action)}
+        return Choice(action.reshape(-1, *self.shape), scores_of(self.model, latent), after)
+
+
+def see(model: DreamerModel, obs: TensorTree, before: Latent, action: Tensor, noise: Tensor | None) -> Latent:
+    """The latents after observations [N, ...]. noise [N, S]: uniform numbers; None: the most probable latents."""
+    deter = model.dynamics.deterministic(before, action)
+    logits = model.dynamics.posterior(deter, model.encoder(obs))
+    if noise is not None:
+        return Latent(deter, model.dynamics.sample(logits, noise))
+    classes = torch.arange(logits.shape[-1], device=logits.device)
+    return Latent(deter, (logits.argmax(-1, keepdim=True) == classes).to(deter.dtype))
+
+
+def scores_of(model: DreamerModel, latent: Latent) -> Tensor:
+    """[N, A] logits of all choices, or means before they are squashed."""
+    return cast(Tensor, model.policy.output(model.policy.hidden(latent)))
 
 
 def to_array(tensor: Tensor) -> Array:

@@ -13,7 +13,8 @@ from rl_training.data.batch import stacked, tree_map
 from rl_training.data.normalize import Normalizer
 from rl_training.envs.tasks import clips_reward
 from rl_training.errors import InputError
-from rl_training.runtime.checkpoints import Checkpoint, best_of, open_checkpoint
+from rl_training.runtime.checkpoint_format import Checkpoint
+from rl_training.runtime.checkpoints import best_of, open_checkpoint
 from rl_training.runtime.evaluation import Player, make_runner
 from rl_training.runtime.open_loop import OpenLoop
 from rl_training.runtime.open_loop_plots import check_targets
