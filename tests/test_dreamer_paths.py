@@ -255,6 +255,17 @@ def test_compiled_numbers(dtype):
     torch.testing.assert_close(logits.grad.float(), like.grad, rtol=rtol, atol=rtol)
 
 
+@pytest.mark.skipif(not hasattr(torch.backends.mkldnn, "matmul"), reason="torch before 2.9 has no such setting")
+@pytest.mark.parametrize("matrix_units", [False, True])
+def test_float32_is_float32_on_processors_with_matrix_units_too(matrix_units, monkeypatch):
+    """oneDNN may only be told that products may be of bfloat16 where it makes no use of that."""
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: matrix_units, raising=False)
+    usual = torch.backends.mkldnn.matmul.fp32_precision
+    with make(path="compiled").path.settings():
+        assert (torch.backends.mkldnn.matmul.fp32_precision != usual) != matrix_units
+    assert torch.backends.mkldnn.matmul.fp32_precision == usual
+
+
 def test_not_a_number_is_not_hidden():
     """A gradient that went wrong is seen in the metrics."""
     learner = make(path="compiled")
