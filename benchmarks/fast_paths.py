@@ -81,11 +81,39 @@ def unrolled_update(algo: str, device: str) -> Work:
     return work
 
 
+def dreamer_update(device: str, *, length: int, rows: int, **kwargs: Any) -> Work:
+    """A gradient step on `rows` sequences of `length` vectors."""
+    learner = learner_of("dreamer", VECTOR, device, batch_length=length, batch_size=rows, **kwargs)
+    size, shape = learner.model.size, (length, rows)
+    flags = {name: torch.zeros(shape, dtype=torch.bool) for name in ("terminated", "first", "last")}
+    batch: dict[str, Any] = flags | {
+        "obs": torch.randn(*shape, 4),
+        "action": torch.nn.functional.one_hot(torch.randint(2, shape), 2).float(),
+        "reward": torch.randn(shape),
+        "deter": torch.zeros(rows, size.deter),
+        "stoch": torch.zeros(rows, learner.model.dynamics.groups, size.classes),
+    }
+    batch = {key: value.to(device) for key, value in batch.items()}
+
+    def work() -> None:
+        learner.update(batch, learner.noise(batch))
+        if device == "cuda":
+            torch.cuda.synchronize()
+
+    return work
+
+
 def rows(device: str) -> dict[str, Callable[[], Work]]:
     if device == "cuda":
         return {
             "search in captured graphs (muzero, towers, 64 roots)": lambda: acting("muzero", IMAGES, 64, device),
             "gradient as a captured graph (efficientzero, towers)": lambda: unrolled_update("efficientzero", device),
+            "gradient step as a captured graph (dreamer 12m, 16 x 64)": lambda: dreamer_update(
+                device, length=64, rows=16, size="12m"
+            ),
+            "gradient step as a captured graph (dreamer 50m, 16 x 64)": lambda: dreamer_update(
+                device, length=64, rows=16, size="50m"
+            ),
         }
     lone = {"hidden_sizes": [128], "activation": "silu"}  # an activation that the compiled search does not have
     return {
@@ -104,6 +132,12 @@ def rows(device: str) -> dict[str, Callable[[], Work]]:
         "network inside the search (efficientzero, 8 roots)": lambda: acting("efficientzero", VECTOR, 8, device),
         "logits decoded in one loop (muzero, 8 roots)": lambda: acting("muzero", VECTOR, 8, device, **lone),
         "transformer in numpy (scalezero, 8 roots)": lambda: acting("scalezero", VECTOR, 8, device),
+        "compiled loops between products (dreamer 1m, float32, 8 x 16)": lambda: dreamer_update(
+            device, length=16, rows=8, size="1m", precision="float32"
+        ),
+        "compiled loops between products (dreamer 1m, bfloat16, 8 x 16)": lambda: dreamer_update(
+            device, length=16, rows=8, size="1m", precision="bfloat16"
+        ),
     }
 
 

@@ -1,6 +1,7 @@
 """Captures functions as CUDA graphs do, without a GPU: records their operations and repeats them on the same tensors.
 
-Like a CUDA graph, a replay reads no Python: numbers, branches and the tensors themselves are those of the capture.
+Like a CUDA graph, a replay reads no Python: numbers, branches and the tensors themselves are those of the capture, and
+the capture itself leaves tensors that were there before as they are.
 """
 
 from __future__ import annotations
@@ -24,16 +25,32 @@ class Recorder(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.calls: list[tuple[Any, Any, Any, list[Tensor]]] = []  # function, args, kwargs, the tensors it made
+        self.before: list[tuple[Tensor, Tensor]] = []  # tensors that were written to, as they were
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in READS_BACK:
             raise RuntimeError(f"{func} cannot be captured")
+        self.before += [(tensor, tensor.clone()) for tensor in written(func, args, kwargs or {})]
         output = func(*args, **(kwargs or {}))
         if is_view(func, output, args):
             return output  # it shows its tensor as it is now
         fresh = [] if func._schema.is_mutable else tensors(output)
         self.calls.append((func, args, kwargs or {}, fresh))
         return output
+
+    @torch.no_grad()
+    def undo(self) -> None:
+        for tensor, content in reversed(self.before):
+            tensor.copy_(content)
+        self.before = []
+
+
+def written(func: Any, args: Any, kwargs: Any) -> list[Tensor]:
+    """The arguments that a function writes to."""
+    names = [argument.name for argument in func._schema.arguments]
+    given = dict(zip(names, args, strict=False)) | kwargs
+    writes = [a.name for a in func._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+    return [tensor for name in writes if name in given for tensor in tensors(given[name])]
 
 
 def is_view(func: Any, output: Any, args: Any) -> bool:
@@ -52,6 +69,7 @@ class Recorded:
     def __init__(self, function: Callable[[], Any]) -> None:
         with Recorder() as recorder:
             self.output = function()
+        recorder.undo()
         self.calls = recorder.calls
         self.replays, self.under_way = 0, False
 

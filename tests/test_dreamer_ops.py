@@ -218,9 +218,10 @@ def test_laprop_resumes_from_its_state():
         optimizers[1].load_state_dict({**optimizers[0].state_dict(), "momentum": torch.zeros(3)})
 
 
-def test_gradients_of_zero_stay_zero():
+@pytest.mark.parametrize("clip", [0.3, 0.0])
+def test_gradients_of_zero_stay_zero(clip):
     model = Tensors()
-    optimizer = LaProp(FlatParameters(model.parameters()))
+    optimizer = LaProp(FlatParameters(model.parameters()), clip=clip)
     before = model.first.detach().clone()
     _ = optimizer.gradient.zero_()
     optimizer.step(1.0)

@@ -356,7 +356,7 @@ class Recorded:
 
         def recorded_update(batch: Any, noise: Any) -> Any:
             scale = ReturnScale(*learner.return_scale.bounds.tolist())
-            draws = draws_of(learner.model, batch, noise)
+            draws = draws_of(learner.path, batch, noise)
             weights = weights_of(learner.model, world, SMALL)
             report, latent = update(batch, noise)
             self.batches.append((batch, draws, scale, weights, report, latent))

@@ -37,7 +37,47 @@ class Signs(gym.Env):
         return self.look(), reward, False, self.steps == 5, {}
 
 
+ACTIONS = {
+    "discrete": gym.spaces.Discrete(2),
+    "multidiscrete": gym.spaces.MultiDiscrete([2, 3]),
+    "box": gym.spaces.Box(-2, 1, (2,), np.float32),
+}
+
+
+class Senses(Signs):
+    """The same with other observations and actions, of which the first number counts."""
+
+    def __init__(self, observation, action):
+        super().__init__()
+        self.image, self.action_space = self.observation_space, ACTIONS[action]
+        parts = {
+            "view": self.image,
+            "speed": gym.spaces.Box(-9, 9, (3,), np.float32),
+            "card": gym.spaces.MultiDiscrete([3, 2]),
+        }
+        kinds = {"vector": parts["speed"], "image": self.image, "mixed": gym.spaces.Dict(parts)}
+        self.observation_space = kinds[observation]
+
+    def look(self):
+        self.bright = int(self.np_random.integers(2))
+        parts = {
+            "view": np.full(self.image.shape, 200 * self.bright, np.uint8),
+            "speed": np.append(self.np_random.normal(size=2), self.bright).astype(np.float32),
+            "card": np.array([self.np_random.integers(3), self.bright]),
+        }
+        if isinstance(self.observation_space, gym.spaces.Dict):
+            return parts
+        return parts["view" if self.observation_space.dtype == np.uint8 else "speed"]
+
+    def step(self, action):
+        assert self.action_space.contains(action)
+        obs, reward, terminated, truncated, info = super().step(int(np.ravel(action)[0] > 0))
+        terminated = bool(self.np_random.random() < 0.1)
+        return obs, reward, terminated, truncated and not terminated, info
+
+
 gym.register("Signs-v0", entry_point=Signs)
+gym.register("Senses-v0", entry_point=Senses)
 
 
 def quiet(config, **options):
@@ -122,6 +162,33 @@ def test_a_resumed_run_has_the_same_weights_to_the_byte(tiny_config, tmp_path, s
     part = quiet(tiny_config("dreamer", {"total_timesteps": steps, "schedule_horizon": 400}, **kwargs))
     assert load_checkpoint(part.checkpoint_path).state["learner"]["credit"] > 0
     resumed = resume_training(part.run_dir, total_timesteps=400, output_dir=tmp_path / "resumed", progress="silent")
+    assert_same_end(whole, resumed)
+
+
+COMBINATIONS = [
+    ("vector", "box", "float32"),
+    ("image", "multidiscrete", "bfloat16"),
+    ("mixed", "box", "bfloat16"),
+    ("mixed", "discrete", "float32"),
+]
+
+
+@pytest.mark.parametrize(("observation", "action", "precision"), COMBINATIONS)
+def test_any_spaces_and_precisions_resume_to_the_byte(tiny_config, tmp_path, observation, action, precision):
+    config = {"env_id": "Senses-v0", "env_kwargs": {"observation": observation, "action": action}}
+    kwargs = {"train_ratio": 1.37, "precision": precision}
+    whole = quiet(tiny_config("dreamer", config | {"total_timesteps": 160}, **kwargs))
+    part = quiet(tiny_config("dreamer", config | {"total_timesteps": 90, "schedule_horizon": 160}, **kwargs))
+    learner = load_checkpoint(part.checkpoint_path).state["learner"]
+    assert learner["gradient_steps"] > 2
+    assert learner["credit"] > 0
+    assert learner["return_scale"]["bounds"].any()
+    resumed = resume_training(part.run_dir, total_timesteps=160, output_dir=tmp_path / "resumed", progress="silent")
+    assert_same_end(whole, resumed)
+    assert np.isfinite(whole.metrics["loss"])
+
+
+def assert_same_end(whole, resumed):
     ends = [load_checkpoint(result.checkpoint_path).state for result in (whole, resumed)]
     for part_of in ("actor", "learner", "replay", "runner"):
         one, other = ([*leaves(end[part_of])] for end in ends)

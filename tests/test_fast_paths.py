@@ -131,7 +131,7 @@ def test_a_gradient_is_captured_on_a_gpu_alone():
     def gradient(batch):
         return batch
 
-    assert paths.make_gradient(gradient, tuple, torch.device("cpu")) is gradient
-    graphed = paths.make_gradient(gradient, tuple, torch.device("cuda"))
+    assert paths.make_gradient(gradient, torch.device("cpu")) is gradient
+    graphed = paths.make_gradient(gradient, torch.device("cuda"))
     assert isinstance(graphed, GraphedGradient)
     assert (graphed.gradient, graphed.constants) == (gradient, tuple)

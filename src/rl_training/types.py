@@ -19,6 +19,7 @@ Step: TypeAlias = dict[str, Any]  # one step of N environments: numpy arrays [N,
 Batch: TypeAlias = dict[str, Any]  # rollout [T, N, ...], transitions [B, ...], sequences [B, T, ...]; tensors
 BoxActions: TypeAlias = Literal["clip", "scale"]  # how Box actions of a policy are mapped to bounds: see action_map
 Metrics: TypeAlias = dict[str, float]
+Number: TypeAlias = float | Tensor  # a tensor [] where a captured graph reads it
 Reports: TypeAlias = Mapping[str, float] | Mapping[str, list[Tensor]]  # of updates: means, or one tensor per update
 Memory: TypeAlias = dict[str, np.ndarray | Tensor]  # recurrent state [N, ...]; {}: none. See data/recurrent.py
 # The steps before B observations: obs and action [B, P, ...], the newest last, and length [B], the number of valid ones

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
 
+from rl_training.acting.dreamer_imagination import Imagination
 from rl_training.acting.dreamer_sequence import observe
-from rl_training.models.dreamer import DreamerModel
+from rl_training.models.dreamer import DreamerModel, Functions
 from rl_training.models.rssm import Latent
+from rl_training.ops.dreamer_steps import Steps
 
 Precision: TypeAlias = Literal["auto", "float32", "bfloat16"]
 
@@ -56,21 +57,17 @@ class DreamerPath:
         return torch.stack(features), torch.stack(actions)
 
 
-class CompiledPath(DreamerPath):
-    """Compiled loops between the matrix products, on a CPU."""
+class StepsPath(DreamerPath):
+    """The dynamics with the backward pass written out, and one implementation of what is between matrix products."""
 
-    def __init__(self, model: DreamerModel, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(
+        self, model: DreamerModel, dtype: torch.dtype, steps: Steps, functions: Functions | None = None
+    ) -> None:
         super().__init__(model, dtype)
-        from rl_training.ops import dreamer_cells  # here, because importing numba is slow
+        self.steps, self.functions = steps, functions or Functions(normed_silu=steps.normed_silu)
 
-        self.steps = dreamer_cells.STEPS
-        self.functions = dreamer_cells.normed_silu, dreamer_cells.two_hot_mean, dreamer_cells.two_hot_loss
-
-    @contextmanager
-    def settings(self) -> Iterator[None]:
-        # Not outside: actors in other processes have the plain functions, which round differently.
-        with OneDNN(), self.model.functions(*self.functions):
-            yield
+    def settings(self) -> Any:
+        return self.model.using(self.functions)
 
     def observe(
         self, tokens: Tensor, actions: Tensor, first: Tensor, carry: Latent, noise: Tensor
@@ -78,23 +75,4 @@ class CompiledPath(DreamerPath):
         return observe(self.model.dynamics, tokens, actions, first, carry, noise, self.steps, self.dtype)
 
     def imagine(self, start: Latent, prior_noise: Tensor, action_noise: Tensor) -> tuple[Tensor, Tensor]:
-        from rl_training.acting.dreamer_imagination import CompiledImagination
-
-        return CompiledImagination(self.model, self.dtype)(start, prior_noise, action_noise)
-
-
-class OneDNN:
-    """A context in which oneDNN computes products of float32 numbers, which MKL does half as fast on some processors.
-
-    Torch gives them to it only if products may be of bfloat16. It does use that on processors with matrix units (AMX).
-    """
-
-    def __enter__(self) -> None:
-        self.settings: Any = getattr(torch.backends.mkldnn, "matmul", None)  # torch 2.9 and later
-        if self.settings is not None:
-            self.before = self.settings.fp32_precision
-            self.settings.fp32_precision = "bf16"
-
-    def __exit__(self, *error: Any) -> None:
-        if self.settings is not None:
-            self.settings.fp32_precision = self.before
+        return Imagination(self.model, self.steps, self.dtype)(start, prior_noise, action_noise)

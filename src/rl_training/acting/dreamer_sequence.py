@@ -30,21 +30,22 @@ def observe(
     kept = (~first.bool()).unsqueeze(-1).to(carry.deter.dtype)
     by_action = dynamics.of_action(bounded(actions * kept))
     trunk = cast(nn.Linear, dynamics.posterior_trunk[0])
-    by_deter, by_token = trunk.weight[:, : dynamics.deter], trunk.weight[:, dynamics.deter :]
+    by_token = trunk.weight[:, dynamics.deter :]
     by_token = nn.functional.linear(tokens.to(by_token.dtype), by_token, trunk.bias)
     deter, stoch, probs = Sequences.apply(  # type: ignore[no-untyped-call]
-        steps, dtype, by_token, by_action, kept, carry, noise, *parameters(dynamics, by_deter)
+        steps, dtype, by_token, by_action, kept, carry, noise, *parameters(dynamics)
     )
     shape = (*deter.shape[:-1], dynamics.groups, dynamics.classes)
     return Latent(deter, stoch.view(shape)), probs.view(shape)
 
 
-def parameters(dynamics: RSSM, by_deter: Tensor) -> Sequence[Tensor]:
-    """What `Sequences` takes, in this order. by_deter [h, D]: the part of the posterior's first layer for the state."""
+def parameters(dynamics: RSSM) -> Sequence[Tensor]:
+    """What `Weights` and `Sequences` take, in this order."""
     layers = [*dynamics.of_deter.parameters(), *dynamics.of_stoch.parameters()]
     layers += [dynamics.hidden.weight, dynamics.hidden.bias, dynamics.hidden_norm.gain]
     layers += [dynamics.gates.weight, dynamics.gates.bias]
     posterior = dynamics.posterior_logits
+    by_deter = cast(Tensor, dynamics.posterior_trunk[0].weight)[:, : dynamics.deter]  # [h, D] for the state
     return [*layers, by_deter, cast(Tensor, dynamics.posterior_trunk[1].gain), posterior.weight, posterior.bias]
 
 

@@ -1,4 +1,4 @@
-"""A gradient as one captured CUDA graph: one launch instead of hundreds."""
+"""A gradient, or a whole gradient step, as one captured CUDA graph: one launch instead of hundreds."""
 
 from __future__ import annotations
 
@@ -16,22 +16,28 @@ Gradient: TypeAlias = Callable[[Batch], dict[str, Tensor]]
 
 
 class GraphedGradient:
-    """A function that computes a gradient and returns metrics, captured after WARM_UP runs.
+    """A function of tensors that computes a gradient and returns metrics, captured after WARM_UP runs.
 
-    A capture fixes all numbers that the function reads: `constants` returns them. Other constants, like another batch
-    size, need another capture. After MAX_CAPTURES the function runs without: a schedule may change them all the time.
+    A capture fixes all other numbers that the function reads: `constants` returns them. Other constants, like another
+    batch size, need another capture. There are MAX_CAPTURES, and one more in every RUNS_OF_A_CAPTURE runs: a schedule
+    may change them all the time. Without one the function runs as it is.
     """
 
     WARM_UP = 4  # runs before a capture, in which libraries select kernels
     MAX_CAPTURES = 8
+    RUNS_OF_A_CAPTURE = 100
 
     def __init__(
-        self, gradient: Gradient, constants: Callable[[], tuple[float, ...]], capture: CudaCapture | None = None
+        self,
+        gradient: Gradient,
+        constants: Callable[[], tuple[float, ...]] = tuple,
+        capture: CudaCapture | None = None,
     ) -> None:
         self.gradient, self.constants = gradient, constants
         self.capture = capture or CudaCapture()
         self.key: Any = None
         self.runs = 0  # with this key
+        self.all_runs = 0
         self.captures = 0
         self.graph: CudaGraph | None = None
         self.batch: Batch = {}
@@ -41,7 +47,8 @@ class GraphedGradient:
         if key != self.key:
             self.key, self.runs, self.graph, self.batch = key, 0, None, {}
         self.runs += 1
-        if self.runs <= self.WARM_UP or (self.graph is None and self.captures == self.MAX_CAPTURES):
+        self.all_runs += 1
+        if self.runs <= self.WARM_UP or (self.graph is None and self.captures >= self.most_captures()):
             metrics: dict[str, Tensor] = self.capture.warm_up(lambda: self.gradient(batch))
             return metrics
         if self.graph is None:
@@ -51,6 +58,9 @@ class GraphedGradient:
         copy_into(self.batch, batch)
         self.graph.replay()
         return {name: value.clone() for name, value in self.graph.output.items()}
+
+    def most_captures(self) -> int:
+        return self.MAX_CAPTURES + self.all_runs // self.RUNS_OF_A_CAPTURE
 
 
 def copy_into(target: Any, tree: Any) -> None:

@@ -11,7 +11,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from rl_training.acting.dreamer_path import CompiledPath, DreamerPath, Precision
+from rl_training.acting.dreamer_fused import fused_path
+from rl_training.acting.dreamer_path import DreamerPath, Precision
 from rl_training.acting.forward import Forward, NumpyForward, TorchForward, is_numpy_mlp
 from rl_training.acting.fused import is_fusable
 from rl_training.acting.graphed import GraphedGradient
@@ -90,12 +91,17 @@ def make_q_gradient(model: QNetwork, target_model: QNetwork, *, batch_size: int)
     return QGradient(model, target_model) if batch_size * max(hidden, default=1) ** 2 <= SMALL_LAYER else None
 
 
-def make_dreamer_path(model: DreamerModel, precision: Precision) -> DreamerPath:
-    """How DreamerV3 trains. Make a new one after moving the model."""
-    device = next(model.parameters()).device.type
-    half = precision == "bfloat16" or (precision == "auto" and (device == "cuda" or has_bfloat16()))
-    path = CompiledPath if device == "cpu" and not _plain else DreamerPath
-    return path(model, torch.bfloat16 if half else torch.float32)
+def make_dreamer_path(model: DreamerModel, precision: Precision, device: torch.device, *, rows: int) -> DreamerPath:
+    """How DreamerV3 trains on batches of `rows` sequences. Make a new one after moving the model."""
+    half = precision == "bfloat16" or (precision == "auto" and (device.type == "cuda" or has_bfloat16()))
+    dtype = torch.bfloat16 if half else torch.float32
+    if not _plain and device.type == "cuda":
+        return fused_path(model, dtype, rows)
+    if not _plain and device.type == "cpu":
+        from rl_training.acting.dreamer_compiled import CompiledPath  # here, because importing numba is slow
+
+        return CompiledPath(model, dtype)
+    return DreamerPath(model, dtype)
 
 
 def has_bfloat16() -> bool:
@@ -105,7 +111,12 @@ def has_bfloat16() -> bool:
 
 
 def make_gradient(
-    gradient: Callable[[Batch], dict[str, Tensor]], constants: Callable[[], tuple[float, ...]], device: torch.device
+    gradient: Callable[[Batch], dict[str, Tensor]],
+    device: torch.device,
+    constants: Callable[[], tuple[float, ...]] = tuple,
 ) -> Callable[[Batch], dict[str, Tensor]]:
-    """A function that computes a gradient, on a GPU as a captured graph. constants: the numbers that it reads."""
+    """A function that computes a gradient, or takes a gradient step, on a GPU as a captured graph.
+
+    constants: the numbers that it reads, if not as tensors.
+    """
     return gradient if _plain or device.type != "cuda" else GraphedGradient(gradient, constants)

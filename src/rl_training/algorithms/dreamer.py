@@ -6,8 +6,8 @@ and evaluation takes the most likely action unless `deterministic_eval` is False
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rl_training.acting.dreamer import DreamerActor
-from rl_training.acting.paths import make_dreamer_path
-from rl_training.algorithms.base import scalar, setting
+from rl_training.acting.paths import make_dreamer_path, make_gradient
+from rl_training.algorithms.base import scalar, scalar_names, setting
 from rl_training.algorithms.dreamer_losses import (
     Losses,
     Noise,
@@ -91,6 +91,13 @@ class DreamerHyperparameters:
         return 1 - 1 / self.horizon
 
 
+LOSSES = (
+    "dynamics", "representation", "reconstruction", "reward", "continuation", "policy", "value", "replay_value"
+)  # fmt: skip
+BEFORE = ("train_ratio", "warmup_updates", "imagination_length")  # read before a gradient step: how many, how long
+NUMBERS = tuple(name for name in scalar_names(DreamerHyperparameters) if name not in BEFORE)
+
+
 class Dreamer(ReplayLearner[Replay]):
     Hyperparameters = DreamerHyperparameters
     hp: DreamerHyperparameters
@@ -100,12 +107,13 @@ class Dreamer(ReplayLearner[Replay]):
     def __init__(self, actor: DreamerActor, hp: DreamerHyperparameters, *, rng: np.random.Generator) -> None:
         super().__init__(actor, hp, rng=rng)
         self.model = actor.model
-        self.path = make_dreamer_path(self.model, hp.precision)
+        self.path = make_dreamer_path(self.model, hp.precision, self.device, rows=hp.batch_size)
         self.optimizers = {"model": LaProp(actor.parameters)}
         self.return_scale = PercentileScale(device=self.device)
         self.credit = 0  # replayed steps that are due, in millionths
         self.new_windows: NewWindows | None = None  # made for the first replay
         self.generator = torch.Generator(self.device)
+        self.fast_step = make_gradient(self.gradient_step, self.device)
 
     def learn(self, replay: Replay) -> dict[str, list[Tensor]]:
         if self.new_windows is None:
@@ -150,26 +158,41 @@ class Dreamer(ReplayLearner[Replay]):
 
     def update(self, batch: Batch, noise: Noise) -> tuple[dict[str, Tensor], Latent]:
         """Take one gradient step. Returns (metrics, the latents of the batch)."""
-        hp, optimizer = self.hp, self.optimizers["model"]
-        report, latent = self.gradient(batch, noise)
+        report = self.fast_step({"batch": batch, "noise": noise._asdict(), "numbers": self.numbers()})
+        return report, Latent(*(report.pop(name) for name in Latent._fields))
+
+    def numbers(self) -> Tensor:
+        """[K] the hyperparameters that a gradient step reads, with the learning rate as it is in the warm-up."""
+        hp = replace(self.hp, learning_rate=self.hp.learning_rate * self.warmup())
+        values: Tensor = upload(torch.tensor([getattr(hp, name) for name in NUMBERS]), self.device)
+        return values
+
+    def gradient_step(self, inputs: Batch) -> dict[str, Tensor]:
+        """`update` as a function of tensors, which a GPU captures. The metrics hold the latents as well."""
+        numbers: dict[str, Any] = dict(zip(NUMBERS, inputs["numbers"].unbind(), strict=True))
+        hp, optimizer = replace(self.hp, **numbers), self.optimizers["model"]
+        report, latent = self.gradient(inputs["batch"], Noise(**inputs["noise"]), hp)
         assert isinstance(optimizer, LaProp)
         optimizer.clip = hp.agc
-        optimizer.step(hp.learning_rate * self.warmup())
+        optimizer.step(hp.learning_rate)
         soft_update(self.model.slow_value, self.model.value, hp.tau)
-        return report, latent
+        return report | latent._asdict()
 
     def warmup(self) -> float:
         """The factor of the learning rate: the first gradient step changes nothing but the optimizer's averages."""
         steps = self.hp.warmup_updates
         return min(1.0, self.gradient_steps / steps) if steps else 1.0
 
-    def gradient(self, batch: Batch, noise: Noise) -> tuple[dict[str, Tensor], Latent]:
-        """Write the gradient of the loss. Returns (metrics, the latents of the batch)."""
+    def gradient(
+        self, batch: Batch, noise: Noise, hp: DreamerHyperparameters | None = None
+    ) -> tuple[dict[str, Tensor], Latent]:
+        """Write the gradient of the loss. Returns (metrics, the latents of the batch). hp: None is those in force."""
+        hp = hp or self.hp
         with self.path.settings():
             with self.path.products():
-                losses, metrics, latent = self.losses(batch, noise)
+                losses, metrics, latent = self.losses(batch, noise, hp)
             means = {name: value.mean() for name, value in losses.items()}
-            loss = torch.stack([coefficient * means[name] for name, coefficient in self.coefficients().items()]).sum()
+            loss = torch.stack([getattr(hp, f"{name}_coef") * means[name] for name in LOSSES]).sum()
             backward(self.optimizers["model"], loss)
         norm = torch.linalg.vector_norm(self.optimizers["model"].gradient)
         report = (
@@ -177,13 +200,11 @@ class Dreamer(ReplayLearner[Replay]):
         )
         return {name: value.detach() for name, value in report.items()}, latent.detached()
 
-    def coefficients(self) -> dict[str, float]:
-        names = ("dynamics", "representation", "reconstruction", "reward", "continuation", "policy", "value")
-        return {name: getattr(self.hp, f"{name}_coef") for name in (*names, "replay_value")}
-
-    def losses(self, batch: Batch, noise: Noise) -> tuple[Losses, dict[str, Tensor], Latent]:
+    def losses(
+        self, batch: Batch, noise: Noise, hp: DreamerHyperparameters | None = None
+    ) -> tuple[Losses, dict[str, Tensor], Latent]:
         """(losses by name, metrics, latents [T, B, ...]). Also takes the returns into their running percentiles."""
-        hp, model = self.hp, self.model
+        hp, model = hp or self.hp, self.model
         latent, posterior = observe(self.path, batch, noise.posterior)
         world = world_model_losses(model, batch, latent, posterior, free_nats=hp.free_nats, gamma=hp.gamma)
 
@@ -193,8 +214,9 @@ class Dreamer(ReplayLearner[Replay]):
         returns = lambda_returns(dream.reward, dream.discount, value, hp.gae_lambda)
         self.return_scale.rate, self.return_scale.limit = hp.return_rate, hp.return_limit
         scale = self.return_scale.update(returns)
-        coefficients = {"ent_coef": hp.ent_coef, "slow_coef": hp.slow_value_coef}
-        behaviour, metrics = behaviour_losses(model, dream, logits, value[:-1], returns, scale, **coefficients)
+        behaviour, metrics = behaviour_losses(
+            model, dream, logits, value[:-1], returns, scale, ent_coef=hp.ent_coef, slow_coef=hp.slow_value_coef
+        )
 
         bootstrap = returns[0].view_as(batch["reward"])
         discounting = {"gamma": hp.gamma, "lam": hp.gae_lambda, "slow_coef": hp.slow_value_coef}

@@ -24,7 +24,7 @@ from rl_training.acting.dreamer_path import DreamerPath
 from rl_training.models.dreamer import DreamerModel
 from rl_training.models.rssm import Latent
 from rl_training.ops.imagined_returns import lambda_returns
-from rl_training.types import Batch
+from rl_training.types import Batch, Number
 
 Losses = dict[str, Tensor]
 
@@ -54,7 +54,7 @@ def observe(path: DreamerPath, batch: Batch, noise: Tensor) -> tuple[Latent, Ten
 
 
 def world_model_losses(
-    model: DreamerModel, batch: Batch, latent: Latent, posterior: Tensor, *, free_nats: float, gamma: float
+    model: DreamerModel, batch: Batch, latent: Latent, posterior: Tensor, *, free_nats: Number, gamma: Number
 ) -> Losses:
     """The losses of dynamics, decoder, reward and continuation, each [T, B]."""
     prior = model.dynamics.prior(latent.deter)
@@ -95,8 +95,8 @@ def behaviour_losses(
     returns: Tensor,
     scale: Tensor,
     *,
-    ent_coef: float,
-    slow_coef: float,
+    ent_coef: Number,
+    slow_coef: Number,
 ) -> tuple[Losses, dict[str, Tensor]]:
     """(the losses of policy and value, [H, M]; metrics). REINFORCE, for actions of any kind.
 
@@ -113,7 +113,7 @@ def behaviour_losses(
     return {"policy": policy_loss, "value": value_loss}, metrics
 
 
-def critic_loss(model: DreamerModel, logits: Tensor, features: Tensor, target: Tensor, *, slow_coef: float) -> Tensor:
+def critic_loss(model: DreamerModel, logits: Tensor, features: Tensor, target: Tensor, *, slow_coef: Number) -> Tensor:
     """[...] Cross-entropy of logits [..., BINS] with targets [...], and with the values of the slow critic."""
     with torch.no_grad():
         slow = model.mean(model.slow_value(features))
@@ -121,7 +121,14 @@ def critic_loss(model: DreamerModel, logits: Tensor, features: Tensor, target: T
 
 
 def replay_value_loss(
-    model: DreamerModel, batch: Batch, latent: Latent, bootstrap: Tensor, *, gamma: float, lam: float, slow_coef: float
+    model: DreamerModel,
+    batch: Batch,
+    latent: Latent,
+    bootstrap: Tensor,
+    *,
+    gamma: Number,
+    lam: Number,
+    slow_coef: Number,
 ) -> Tensor:
     """[T - 1, B] The critic's loss on what really happened; it also trains the world model.
 

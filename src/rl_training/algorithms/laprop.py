@@ -7,6 +7,7 @@ from torch import Tensor
 
 from rl_training.algorithms.optim import Optimizer
 from rl_training.models.parameters import FlatParameters
+from rl_training.types import Number
 
 
 class LaProp(Optimizer):
@@ -29,14 +30,15 @@ class LaProp(Optimizer):
     ) -> None:
         """betas: of the momentum and of the mean square. eps: added to the root."""
         super().__init__(parameters)
-        self.betas, self.eps, self.clip, self.min_norm = betas, eps, clip, min_norm
+        self.betas, self.eps, self.min_norm = betas, eps, min_norm
+        self.clip: Number = clip
         # A tensor, so that a captured step counts.
         self.steps = torch.zeros((), dtype=torch.float64, device=parameters.vector.device)
         self.square, self.momentum = torch.zeros_like(parameters.vector), torch.zeros_like(parameters.vector)
         self.weights, self.gradients = parameters.views(parameters.vector), parameters.views(parameters.gradient)
 
     @torch.no_grad()
-    def step(self, lr: float | Tensor) -> None:
+    def step(self, lr: Number) -> None:
         """lr: a tensor [] on the device if the step is captured."""
         gradient, (beta1, beta2) = self.gradient, self.betas
         self.clip_gradient()
@@ -50,7 +52,8 @@ class LaProp(Optimizer):
     def clip_gradient(self) -> None:
         """Clip each tensor's gradient, in place."""
         limits = self.clip * tensor_norms(self.weights).clamp_(min=self.min_norm)
-        factors = (limits / tensor_norms(self.gradients)).clamp_(max=1.0)  # a gradient of 0: infinity, clamped
+        norms = tensor_norms(self.gradients).clamp_(min=torch.finfo(torch.float32).tiny)  # 0 / 0 if `clip` is 0
+        factors = (limits / norms).clamp_(max=1.0)
         torch._foreach_mul_(self.gradients, list(factors.unbind()))
 
 

@@ -100,7 +100,7 @@ class PlanningLearner(TargetNetworkLearner):
         self.target_model = deepcopy(self.model).requires_grad_(False)
         self.target_planner = actor.planner_of(self.target_model)
         self.optimizers = {"model": Adam(actor.parameters, eps=1e-8)}
-        self.fast_gradient = make_gradient(self.gradient, self.constants_of_gradient, self.device)
+        self.fast_gradient = make_gradient(self.gradient, self.device, self.constants_of_gradient)
 
     def move_target(self) -> None:
         soft_update(self.target_model, self.model, self.hp.tau)

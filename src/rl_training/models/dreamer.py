@@ -9,16 +9,15 @@ from typing import NamedTuple, TypeAlias, cast
 
 import gymnasium as gym
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rl_training.errors import InputError
-from rl_training.models.dreamer_layers import NormedMLP, NormedSiLU, linear, normed_silu
+from rl_training.models.dreamer_layers import NormedMLP, NormedSiLU, linear, normed_silu, one_hot
 from rl_training.models.dreamer_observations import DreamerDecoder, DreamerEncoder
 from rl_training.models.rssm import GROUPS, RSSM, Latent
 from rl_training.ops.distributions import BoundedGaussian, Categorical, MultiCategorical
 from rl_training.ops.two_hot import symexp_bins, two_hot_loss, two_hot_mean
-from rl_training.types import Spaces
+from rl_training.types import Number, Spaces
 
 Function: TypeAlias = Callable[..., Tensor]
 BINS = 255
@@ -47,12 +46,21 @@ SIZES = {
 }
 
 
+class Functions(NamedTuple):
+    """One implementation of what the networks compute between matrix products."""
+
+    normed_silu: Function = normed_silu
+    two_hot_mean: Function = two_hot_mean
+    two_hot_loss: Function = two_hot_loss
+
+
+PLAIN = Functions()
+
+
 class DreamerModel(nn.Module):
     """Observations and actions are [..., ...] with any leading axes."""
 
     bins: Tensor
-    number_mean: Function = staticmethod(two_hot_mean)
-    number_loss: Function = staticmethod(two_hot_loss)
 
     def __init__(self, spaces: Spaces, size: Size | str = "12m") -> None:
         super().__init__()
@@ -72,30 +80,31 @@ class DreamerModel(nn.Module):
         self.slow_value = number_head(size, layers=LAYERS).requires_grad_(False)
         self.slow_value.load_state_dict(self.value.state_dict())
         self.register_buffer("bins", symexp_bins(BINS), persistent=False)
+        self.functions = PLAIN
+        self.norms = [layer for layer in self.modules() if isinstance(layer, NormedSiLU)]
 
     def mean(self, logits: Tensor) -> Tensor:
         """Rewards or values [...] from logits [..., BINS]."""
-        return self.number_mean(logits, self.bins)
+        return self.functions.two_hot_mean(logits, self.bins)
 
-    def loss(self, logits: Tensor, values: Tensor, others: Tensor | None = None, coefficient: float = 0.0) -> Tensor:
+    def loss(self, logits: Tensor, values: Tensor, others: Tensor | None = None, coefficient: Number = 0.0) -> Tensor:
         """The loss [...] of logits [..., BINS] for rewards or values [...], and `coefficient` times that for others."""
-        return self.number_loss(logits, values, self.bins, others, coefficient)
+        return self.functions.two_hot_loss(logits, values, self.bins, others, coefficient)
 
     @contextmanager
-    def functions(self, normed: Function, mean: Function, loss: Function) -> Iterator[None]:
-        """A context with other functions of the same results as `normed_silu`, `two_hot_mean` and `two_hot_loss`."""
-        before = normed_silu, self.number_mean, self.number_loss
-        self._use_functions(normed, mean, loss)
+    def using(self, functions: Functions) -> Iterator[None]:
+        """A context in which the networks compute with these functions."""
+        before = self.functions
+        self._use(functions)
         try:
             yield
         finally:
-            self._use_functions(*before)
+            self._use(before)
 
-    def _use_functions(self, normed: Function, mean: Function, loss: Function) -> None:
-        self.number_mean, self.number_loss = mean, loss
-        for layer in self.modules():
-            if isinstance(layer, NormedSiLU):
-                layer.function = normed
+    def _use(self, functions: Functions) -> None:
+        self.functions = functions
+        for layer in self.norms:
+            layer.function = functions.normed_silu
 
 
 class Head(nn.Module):
@@ -185,4 +194,4 @@ class PolicyHead(Head):
         if self.spread is not None:
             return action.float()
         columns = [action] if self.single else action.unbind(-1)
-        return torch.cat([F.one_hot(x.long(), n) for x, n in zip(columns, self.counts, strict=True)], -1).float()
+        return torch.cat([one_hot(x, n) for x, n in zip(columns, self.counts, strict=True)], -1)

@@ -38,6 +38,11 @@ def convolution(fan_in: int, fan_out: int, kernel: int) -> nn.Conv2d:
     return layer
 
 
+def one_hot(index: Tensor, count: int) -> Tensor:
+    """[...] -> [..., count], without the checks of `F.one_hot`, which read numbers back."""
+    return (index.unsqueeze(-1) == torch.arange(count, device=index.device)).float()
+
+
 def split_last(x: Tensor, *sizes: int) -> Tensor:
     """[..., n] -> [..., *sizes, n / prod(sizes)]"""
     return x.reshape(*x.shape[:-1], *sizes, -1)
@@ -78,7 +83,7 @@ def normed_silu(x: Tensor, gain: Tensor, dim: int = -1) -> Tensor:
 class NormedSiLU(nn.Module):
     """`normed_silu` with a learned gain."""
 
-    function: Callable[[Tensor, Tensor], Tensor] = staticmethod(normed_silu)  # or a faster one for the last axis
+    function: Callable[..., Tensor] = staticmethod(normed_silu)  # or another implementation, for the last axis
 
     def __init__(self, size: int, dim: int = -1) -> None:
         super().__init__()

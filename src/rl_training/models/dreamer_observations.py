@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rl_training.errors import InputError
-from rl_training.models.dreamer_layers import BlockLinear, NormedMLP, NormedSiLU, convolution, linear
+from rl_training.models.dreamer_layers import BlockLinear, NormedMLP, NormedSiLU, convolution, linear, one_hot
 from rl_training.models.networks import channels_first, is_image
 from rl_training.models.rssm import BLOCKS, Latent
 from rl_training.ops.two_hot import symexp, symlog
@@ -54,8 +54,7 @@ class Categories:
         return flat(obs, self.axes).long().unbind(-1)
 
     def inputs(self, obs: Tensor) -> Tensor:
-        one_hot = [F.one_hot(x, n) for x, n in zip(self.columns(obs), self.counts, strict=True)]
-        return torch.cat(one_hot, -1).float()
+        return torch.cat([one_hot(x, n) for x, n in zip(self.columns(obs), self.counts, strict=True)], -1)
 
     def loss(self, output: Tensor, obs: Tensor) -> Tensor:
         parts = zip(torch.split(output.float(), self.counts, -1), self.columns(obs), strict=True)

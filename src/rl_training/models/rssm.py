@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rl_training.models.dreamer_layers import BlockLinear, NormedMLP, NormedSiLU, linear, split_last
+from rl_training.models.dreamer_layers import BlockLinear, NormedMLP, NormedSiLU, linear, one_hot, split_last
 from rl_training.ops.dreamer_steps import UNIMIX
+from rl_training.types import Number
 
 BLOCKS = 8
 GROUPS = 32
@@ -95,8 +95,7 @@ class RSSM(nn.Module):
         probs = logits.exp()
         if noise is None:
             noise = torch.rand(logits.shape[:-1], device=logits.device)
-        chosen = F.one_hot(inverse_cdf(probs.detach(), noise), self.classes)
-        return chosen + (probs - probs.detach())
+        return one_hot(inverse_cdf(probs.detach(), noise), self.classes) + (probs - probs.detach())
 
     def imagine(self, latent: Latent, action: Tensor, noise: Tensor | None = None) -> Latent:
         """The next state after actions [..., A], without an observation."""
@@ -121,7 +120,7 @@ class RSSM(nn.Module):
             posteriors.append(logits)
         return Latent(torch.stack(deters), torch.stack(stochs)), torch.stack(posteriors)
 
-    def kl_losses(self, posterior: Tensor, prior: Tensor, free_nats: float) -> tuple[Tensor, Tensor]:
+    def kl_losses(self, posterior: Tensor, prior: Tensor, free_nats: Number) -> tuple[Tensor, Tensor]:
         """(dynamics [...], representation [...]): KL(posterior || prior), where one trains the prior, the other the
         posterior. `free_nats` of the sum over all groups are not penalised."""
         dynamics = kl(posterior.detach(), prior).clamp(min=free_nats)

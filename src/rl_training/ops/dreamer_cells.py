@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from rl_training.ops import dreamer_kernels
-from rl_training.ops.dreamer_steps import NORM_EPS, UNIMIX, Steps
+from rl_training.ops.dreamer_steps import NORM_EPS, UNIMIX, NormedSiLU, Steps
 from rl_training.ops.two_hot import neighbours
 from rl_training.types import Array
 
@@ -30,24 +30,8 @@ def rows(tensor: Tensor) -> Array:
     return array(tensor.reshape(-1, tensor.shape[-1]).contiguous())
 
 
-class NormedSiLUFunction(torch.autograd.Function):
-    @staticmethod
-    def forward(context: Any, x: Tensor, gain: Tensor) -> Tensor:
-        x = x.contiguous()
-        out = torch.empty_like(x)
-        dreamer_kernels.normed_silu(rows(x), 0, array(gain), EPS, rows(out), 0)
-        context.save_for_backward(x, gain)
-        return out
-
-    @staticmethod
-    def backward(context: Any, *d_outs: Tensor) -> tuple[Tensor, Tensor]:
-        x, gain = context.saved_tensors
-        d_x, d_gain = norm_gradients(x.flatten(0, -2), gain, d_outs[0].reshape(-1, x.shape[-1]))
-        return d_x.view_as(x), d_gain
-
-
 def normed_silu(x: Tensor, gain: Tensor) -> Tensor:
-    return NormedSiLUFunction.apply(x, gain)  # type: ignore[no-any-return, no-untyped-call]
+    return NormedSiLU.apply(norm_silu, norm_gradients, x, gain)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def two_hot_mean(logits: Tensor, bins: Tensor) -> Tensor:

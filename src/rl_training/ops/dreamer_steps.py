@@ -7,7 +7,7 @@ numbers of a row. The gradient of a gain has a function of its own: it is needed
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -109,6 +109,23 @@ def mixed_backward(probs: Tensor, noise: Tensor, d_log_probs: Tensor, d_sample: 
     return (own * (d - (own * d).sum(-1, keepdim=True) / (1 - UNIMIX))).flatten(1)
 
 
+class NormedSiLU(torch.autograd.Function):
+    """SiLU of normed numbers [..., n]: `forward` of rows and a gain, `gradients` of both from that of the result."""
+
+    @staticmethod
+    def forward(context: Any, forward: Step, gradients: Pair, x: Tensor, gain: Tensor) -> Tensor:
+        x = x.contiguous()
+        context.gradients = gradients
+        context.save_for_backward(x, gain)
+        return forward(x.detach().flatten(0, -2), gain.detach()).view_as(x)
+
+    @staticmethod
+    def backward(context: Any, *d_outs: Tensor) -> tuple[None, None, Tensor, Tensor]:
+        x, gain = (saved.detach() for saved in context.saved_tensors)
+        d_x, d_gain = context.gradients(x.flatten(0, -2), gain, d_outs[0].reshape(-1, x.shape[-1]))
+        return None, None, d_x.view_as(x), d_gain
+
+
 Step: TypeAlias = Callable[..., Tensor]
 Pair: TypeAlias = Callable[..., tuple[Tensor, Tensor]]
 
@@ -123,6 +140,14 @@ class Steps(NamedTuple):
     gru_backward: Pair = gru_backward
     mixed_sample: Pair = mixed_sample
     mixed_backward: Step = mixed_backward
+
+    def normed_silu(self, x: Tensor, gain: Tensor) -> Tensor:
+        """`norm_silu` of [..., n] with a gradient."""
+
+        def gradients(x: Tensor, gain: Tensor, d_out: Tensor) -> tuple[Tensor, Tensor]:
+            return self.norm_silu_backward(x, gain, d_out), self.norm_silu_gain(x, gain, d_out)
+
+        return NormedSiLU.apply(self.norm_silu, gradients, x, gain)  # type: ignore[no-any-return, no-untyped-call]
 
 
 PLAIN = Steps()

@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 from rl_training.ops.returns import backward_sum
-from rl_training.types import State
+from rl_training.types import Number, State
 
 
 def lambda_returns(
-    reward: Tensor, discount: Tensor, bootstrap: Tensor, lam: float, last: Tensor | None = None
+    reward: Tensor, discount: Tensor, bootstrap: Tensor, lam: Number, last: Tensor | None = None
 ) -> Tensor:
     """Lambda-returns [T, ...] of the first T of T + 1 states:
 
@@ -41,7 +41,9 @@ class PercentileScale:
         high: float = 0.95,
         device: torch.device | str = "cpu",
     ) -> None:
-        self.rate, self.limit, self.percentiles = rate, limit, (low, high)
+        self.rate: Number = rate
+        self.limit: Number = limit
+        self.percentiles = (low, high)
         self.bounds = torch.zeros(2, device=device)  # the averages of both percentiles; written in place
 
     @torch.no_grad()

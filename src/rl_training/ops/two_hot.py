@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from rl_training.types import Number
+
 LIMIT = 20.0  # the bins are symexp(-20) .. symexp(20)
 
 
@@ -42,7 +44,7 @@ def two_hot(values: Tensor, bins: Tensor) -> Tensor:
 
 
 def two_hot_loss(
-    logits: Tensor, values: Tensor, bins: Tensor, others: Tensor | None = None, coefficient: float = 0.0
+    logits: Tensor, values: Tensor, bins: Tensor, others: Tensor | None = None, coefficient: Number = 0.0
 ) -> Tensor:
     """The cross-entropy [...] of logits [..., K] against two-hot targets of values [...], which are constants.
 

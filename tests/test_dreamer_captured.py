@@ -1,0 +1,164 @@
+"""DreamerV3 on a GPU, without one: a gradient step from recorded operations is the one that runs as it is."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+
+import test_dreamer_paths as dreamer
+from recorded_capture import RecordedCapture
+from rl_training.acting import dreamer_fused, paths
+from rl_training.acting.dreamer_path import DreamerPath, StepsPath
+from rl_training.acting.graphed import GraphedGradient
+from rl_training.algorithms.dreamer import BEFORE, NUMBERS
+from rl_training.ops.dreamer_steps import PLAIN
+
+IMAGE = gym.spaces.Box(0, 255, (48, 48, 1), np.uint8)
+MIXED = gym.spaces.Dict(
+    {"view": IMAGE, "speed": dreamer.VECTORS, "card": gym.spaces.MultiDiscrete([2, 3]), "door": gym.spaces.Discrete(4)}
+)
+OBSERVATIONS = {"vector": dreamer.VECTORS, "image": IMAGE, "mixed": MIXED}
+OTHER = {
+    "learning_rate": 3e-3, "agc": 0.02, "horizon": 7.0, "gae_lambda": 0.5, "ent_coef": 0.5, "free_nats": 60.0,
+    "dynamics_coef": 3.0, "representation_coef": 3.0, "reconstruction_coef": 3.0, "reward_coef": 3.0,
+    "continuation_coef": 3.0, "policy_coef": 3.0, "value_coef": 3.0, "replay_value_coef": 3.0, "slow_value_coef": 0.3,
+    "tau": 0.5, "return_rate": 0.5, "return_limit": 0.1,
+}  # fmt: skip
+
+
+def pair(action: str = "discrete", obs: str = "vector", **numbers: Any) -> tuple[Any, Any, RecordedCapture]:
+    """Two learners, of which the first runs captured steps."""
+    space, numbers = OBSERVATIONS[obs], {"learning_rate": 1e-3, "return_limit": 0.01, **numbers}
+    captured, direct = (dreamer.make(action, "written out", obs=space, **numbers) for _ in range(2))
+    capture = RecordedCapture()
+    captured.fast_step = GraphedGradient(captured.gradient_step, capture=capture)
+    return captured, direct, capture
+
+
+def update_both(captured: Any, direct: Any, seed: int, obs: str = "vector") -> tuple[Any, Any]:
+    """One gradient step of both on a batch, which is returned with its noise. After it all is equal to the bit."""
+    batch = dreamer.some_batch(direct, seed, obs=OBSERVATIONS[obs])
+    noise = direct.noise(batch)
+    (report, latent), (expected, plain_latent) = (each.update(batch, noise) for each in (captured, direct))
+    assert report.keys() == expected.keys()
+    for name, value in expected.items():
+        assert torch.equal(report[name], value), name
+    assert all(map(torch.equal, latent, plain_latent))
+    for name, parameter in captured.model.named_parameters():  # those of the slow critic too
+        assert torch.equal(parameter, direct.model.get_parameter(name)), name
+    states = [each.optimizers["model"].state_dict() | each.return_scale.state_dict() for each in (captured, direct)]
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[1])
+    captured.gradient_steps += 1
+    direct.gradient_steps += 1
+    return batch, noise
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("action", "obs"), [("discrete", "vector"), ("multidiscrete", "image"), ("box", "mixed"), ("box", "vector")]
+)
+def test_a_captured_step_is_the_step(action: str, obs: str, precision: str) -> None:
+    """While weights, averages and the learning rate move, and each batch has noise of its own."""
+    captured, direct, capture = pair(action, obs, precision=precision, warmup_updates=20)
+    for seed in range(GraphedGradient.WARM_UP + 3):
+        update_both(captured, direct, seed, obs)
+    assert capture.runs == GraphedGradient.WARM_UP
+    assert [made.replays for made in capture.made] == [3]
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_a_capture_reads_each_number_as_it_is_now(name: str) -> None:
+    """A schedule moves them between steps: none of them is a constant of the graph, and none needs another capture."""
+    (captured, direct, capture), (_, still, _) = pair(), pair()
+    for seed in range(GraphedGradient.WARM_UP + 2):
+        if seed > GraphedGradient.WARM_UP:
+            assert len(capture.made) == 1
+            captured.hp = direct.hp = dataclasses.replace(direct.hp, **{name: OTHER[name]})
+        still.update(*update_both(captured, direct, seed))
+        still.gradient_steps += 1
+        same = all(map(torch.equal, direct.model.parameters(), still.model.parameters()))
+        assert same == (seed <= GraphedGradient.WARM_UP)  # the number has an effect
+    assert len(capture.made) == 1
+
+
+def test_the_numbers_are_all_scalars_that_a_step_reads() -> None:
+    assert set(NUMBERS) == set(OTHER)
+    assert set(BEFORE) == {"train_ratio", "warmup_updates", "imagination_length"}
+
+
+def test_a_longer_imagination_is_another_capture() -> None:
+    captured, direct, capture = pair()
+    for captures, steps in enumerate((4, 2, 5), 1):
+        captured.hp = direct.hp = dataclasses.replace(direct.hp, imagination_length=steps)
+        for seed in range(GraphedGradient.WARM_UP + 2):
+            update_both(captured, direct, seed)
+        assert len(capture.made) == captures
+
+
+def test_a_long_schedule_of_lengths_is_captured_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More captures are due the longer it runs."""
+    monkeypatch.setattr(GraphedGradient, "MAX_CAPTURES", 1)
+    monkeypatch.setattr(GraphedGradient, "RUNS_OF_A_CAPTURE", 12)
+    captured, direct, capture = pair()
+    for length in (2, 3, 2, 3):
+        captured.hp = direct.hp = dataclasses.replace(direct.hp, imagination_length=length)
+        for seed in range(6):
+            update_both(captured, direct, seed)
+    assert len(capture.made) == 3  # in runs 5, 12 and 24
+
+
+def test_the_path_and_the_capture_are_chosen_for_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = dreamer.make().model
+    monkeypatch.setattr(paths, "fused_path", functools.partial(dreamer_fused.fused_path, compile=lambda f: f))
+    gpu, cpu = torch.device("cuda"), torch.device("cpu")
+    for precision, dtype in (("auto", torch.bfloat16), ("float32", torch.float32)):
+        chosen = paths.make_dreamer_path(model, precision, gpu, rows=4)
+        assert type(chosen) is StepsPath
+        assert chosen.dtype == dtype
+    monkeypatch.setattr(paths, "has_bfloat16", lambda: False)
+    assert paths.make_dreamer_path(model, "auto", cpu, rows=4).dtype == torch.float32
+    monkeypatch.setattr(paths, "has_bfloat16", lambda: True)
+    assert paths.make_dreamer_path(model, "auto", cpu, rows=4).dtype == torch.bfloat16
+    with paths.plain_paths():
+        assert type(paths.make_dreamer_path(model, "auto", gpu, rows=4)) is DreamerPath
+
+
+# --- compiled steps ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", dreamer.TYPES, ids=str)
+def test_every_step_can_be_compiled_as_a_whole(dtype: torch.dtype, recwarn: pytest.WarningsRecorder) -> None:
+    """Without breaks, from which the compiler would return to Python. The compiler's last stage is left out."""
+
+    def traced(function: Any) -> Any:
+        return torch.compile(function, backend="aot_eager", fullgraph=True)
+
+    model = dreamer.make().model
+    path = dreamer_fused.fused_path(model, dtype, 3, traced)
+    assert path.steps is not PLAIN
+    assert not [w for w in recwarn if "does not work here" in str(w.message)]
+    named = {name for name, _ in dreamer_fused.examples(model.size, dtype, 3, torch.device("cpu"))}
+    assert named == set(PLAIN._fields)
+
+
+def wrong(function: Any) -> Any:
+    return function if function is not PLAIN.gru else lambda *given: function(*given) + 1
+
+
+def broken(function: Any) -> Any:
+    def run(*given: Any) -> Any:
+        raise RuntimeError("Failed to find C compiler.\nPlease specify one.")
+
+    return run
+
+
+@pytest.mark.parametrize(("compiler", "cause"), [(broken, "Failed to find C compiler"), (wrong, "gru")])
+def test_where_nothing_can_be_compiled_the_plain_steps_run(compiler: Any, cause: str) -> None:
+    with pytest.warns(UserWarning, match=rf"torch.compile does not work here \({cause}.*trains without it"):
+        assert dreamer_fused.fused_path(dreamer.make().model, torch.float32, 3, compiler).steps is PLAIN
