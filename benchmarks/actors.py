@@ -16,6 +16,7 @@ from versus import measure
 
 PROGRAM = """
 import json, sys, tempfile, time
+from statistics import fmean
 from rl_training import TrainConfig, train
 steps, seed = int(sys.argv[1]), int(sys.argv[2])
 clock = []
@@ -26,7 +27,7 @@ with tempfile.TemporaryDirectory() as folder:
                          checkpoint_interval=0, log_interval=max(1, steps // 20), **CONFIG)
     train(config, callbacks=[note], progress="silent")
 (begin, first, _), (end, last, metrics) = clock[0], clock[-1]
-means = {key: sum(row[key] for _, _, row in clock[1:]) / (len(clock) - 1) for key in metrics
+means = {key: fmean(row[key] for _, _, row in clock if key in row) for key in metrics  # none before the first log line
          if key.startswith(("policy_lag", "actor_waiting", "learner_waiting"))}
 print(json.dumps({"wall": end - begin, "steps": last - first, **means}))
 """

@@ -48,3 +48,15 @@ def test_the_gradient_step_of_dreamer(capsys, monkeypatch):
     ways = [row.split(" | ")[1:3] for row in capsys.readouterr().out.splitlines() if row.startswith("| 1m")]
     plain = "eager torch: DreamerPath"
     assert ways == [["rl_training: CompiledPath", "bfloat16"], [plain, "bfloat16"], [plain, "float32"]]
+
+
+@pytest.mark.usefixtures("benchmarks")
+def test_the_speed_of_actors():
+    import actors
+    from versus import measure
+
+    programs = actors.programs("CartPole-v1", 4, 2)
+    assert list(programs) == ["impala, serial", "impala, 2 processes", "appo, serial", "appo, 2 processes", "ppo"]
+    row = measure(programs["impala, serial"], 2_048, 0)
+    assert row["wall"] > 0
+    assert row["policy_lag_mean"] == 0
