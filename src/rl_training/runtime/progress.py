@@ -10,13 +10,15 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, NamedTuple, TextIO
+from typing import Any, NamedTuple, TextIO, TypeVar
 
 from rl_training.errors import InputError
 from rl_training.runtime.metrics import is_loss, is_of_task, of_task
 from rl_training.runtime.number_text import duration, number, percent
 from rl_training.runtime.phases import Phases, compilation_phase, shares
 from rl_training.types import Metrics
+
+T = TypeVar("T")
 
 REFRESH_SECONDS = 1.0  # drawing takes about 7 ms: below 1 % of the time
 QUIET_SECONDS = 30.0  # without output, after which plain progress prints a line
@@ -345,12 +347,17 @@ def make_progress(
     """auto, live, plain or silent. `schedule_names`: the hyperparameters whose value in force is shown; `auto_names`:
     those that the algorithm learns or computes."""
     stream = stream if stream is not None else sys.stdout
+    kinds: dict[str, type[Progress]] = {"live": LiveProgress, "plain": PlainProgress, "silent": Progress}
+    return kind_of_display(mode, kinds, stream)(schedule_names=schedule_names, auto_names=auto_names, stream=stream)
+
+
+def kind_of_display(mode: str, kinds: Mapping[str, type[T]], stream: TextIO) -> type[T]:
+    """mode: one of `kinds`, or auto: live where the stream can be redrawn, else plain."""
     if mode == "auto":
         mode = "live" if can_redraw(stream) else "plain"
-    kinds: dict[str, type[Progress]] = {"live": LiveProgress, "plain": PlainProgress, "silent": Progress}
     if mode not in kinds:
         raise InputError(f"progress must be one of auto, {', '.join(kinds)}, got {mode!r}")
-    return kinds[mode](schedule_names=schedule_names, auto_names=auto_names, stream=stream)
+    return kinds[mode]
 
 
 def can_redraw(stream: TextIO) -> bool:

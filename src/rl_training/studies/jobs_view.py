@@ -8,9 +8,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, TextIO
 
-from rl_training.errors import InputError
 from rl_training.runtime.number_text import duration, number, percent
-from rl_training.runtime.progress import LastingStream, can_redraw
+from rl_training.runtime.progress import LastingStream, kind_of_display
 from rl_training.studies.jobs import Job, Outcome
 from rl_training.types import Metrics
 
@@ -178,9 +177,5 @@ class LiveView(SilentView):
 def make_view(mode: str, title: str, total: int | None, stream: TextIO | None = None) -> SilentView:
     """auto, live, plain or silent. `total`: the number of jobs, if it is known."""
     stream = stream if stream is not None else sys.stdout
-    if mode == "auto":
-        mode = "live" if can_redraw(stream) else "plain"
     kinds: dict[str, type[SilentView]] = {"live": LiveView, "plain": PlainView, "silent": SilentView}
-    if mode not in kinds:
-        raise InputError(f"progress must be one of auto, {', '.join(kinds)}, got {mode!r}")
-    return kinds[mode](title, total, stream)
+    return kind_of_display(mode, kinds, stream)(title, total, stream)
