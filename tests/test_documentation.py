@@ -290,9 +290,8 @@ def test_what_the_guide_to_sharing_shows_of_export_and_pack_runs(tiny_config, tm
 
 
 def test_every_guide_is_linked_from_the_readme():
-    assert {path.name for path in (REPOSITORY / "docs").glob("*.md")} == set(
-        re.findall(r"\]\(docs/(\w+\.md)\)", README.split("Guides: ")[1].split("\n\n")[0])
-    )
+    for path in (REPOSITORY / "docs").glob("*.md"):
+        assert f"](docs/{path.name})" in README, path.name
 
 
 def test_schedules_in_the_documentation_are_read():

@@ -30,20 +30,23 @@ def whole(text: str) -> int:
     return int(number)
 
 
+def run_argument(kinds: str) -> Any:
+    text = f"{kinds}, or latest: the newest run in --output-dir or runs/."
+    return typer.Argument(metavar="RUN", help=text, show_default=False)
+
+
 def steps_option(help: str) -> Any:
     return option(help, parser=whole, metavar="STEPS")
 
 
-RUN_HELP = (
-    "A run folder (its newest checkpoint), a checkpoint, a pack, or latest: the newest run in --output-dir or runs/."
-)
 IMPORT_HELP = "Allow an env_id of the form module:id, which imports that module."
 
 ConfigArgument = Annotated[Path | None, typer.Argument(metavar="CONFIG", help="YAML config.", show_default=False)]
 ConfigOption = Annotated[Path | None, option("YAML config.", "--config", "-c")]
 SetOption = Annotated[list[str] | None, option("Override a key: --set algo_kwargs.clip_coef=0.1", "--set")]
 AllowImport = Annotated[bool, typer.Option("--allow-import", help=IMPORT_HELP)]
-RunArgument = Annotated[Path | None, typer.Argument(metavar="RUN", help=RUN_HELP, show_default=False)]
+RunArgument = Annotated[Path | None, run_argument("Run folder (its newest checkpoint), checkpoint, pack")]
+ResumedArgument = Annotated[Path | None, run_argument("Run folder (its newest checkpoint), checkpoint")]
 CheckpointOption = Annotated[Path | None, option("Run folder or checkpoint, instead of RUN.", "--checkpoint")]
 DeviceOption = Annotated[str | None, option("auto, cpu, cuda, cuda:1, mps.", "--device")]
 OutputDir = Annotated[Path | None, option("Folder in which the run folder is created.", "--output-dir")]

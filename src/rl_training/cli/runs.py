@@ -21,6 +21,7 @@ from rl_training.cli.options import (
     LatestDir,
     OutputDir,
     ProgressOption,
+    ResumedArgument,
     RunArgument,
     SeedOption,
     SetOption,
@@ -139,7 +140,7 @@ def demos(
 
 @app.command()
 def resume(
-    run: RunArgument = None,
+    run: ResumedArgument = None,
     checkpoint: CheckpointOption = None,
     total_timesteps: Annotated[
         int | None, steps_option("Env steps in total, with those before; default: the run's.")

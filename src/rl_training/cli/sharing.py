@@ -123,7 +123,7 @@ def pack(
         list[Path],
         typer.Argument(
             metavar="RUN",
-            help="A run folder, a checkpoint or latest; several seeds, or their folder.",
+            help="Run folder, checkpoint or latest; or several seeds, or a folder of them.",
             show_default=False,
         ),
     ],
