@@ -131,16 +131,23 @@ def normed_silu_backward(x, gain, eps, d_out, d_x, d_gain):
 
 
 @compiled
+def inverse_of_block_rms(row, eps):
+    """1 / sqrt(mean square + eps) of numbers [G, k]."""
+    blocks, width = row.shape
+    total = F(0.0)
+    for g in range(blocks):
+        for j in range(width):
+            a = load(row[g, j])
+            total += a * a
+    return F(1.0) / np.sqrt(total / F(blocks * width) + eps)
+
+
+@compiled
 def block_normed_silu(x, gain, eps, out):
     """x [G, M, k] of M rows with G k numbers each; gain [G, k]; out [G, M, k]."""
     blocks, rows, width = x.shape
     for i in range(rows):
-        total = F(0.0)
-        for g in range(blocks):
-            for j in range(width):
-                a = load(x[g, i, j])
-                total += a * a
-        scale = F(1.0) / np.sqrt(total / F(blocks * width) + eps)
+        scale = inverse_of_block_rms(x[:, i], eps)
         for g in range(blocks):
             for j in range(width):
                 y = load(x[g, i, j]) * scale * gain[g, j]
@@ -154,12 +161,7 @@ def block_normed_silu_backward(x, gain, eps, d_out, d_x, d_gain):
     n = F(blocks * width)
     d_scaled = np.empty((blocks, width), np.float32)
     for i in range(rows):
-        total = F(0.0)
-        for g in range(blocks):
-            for j in range(width):
-                a = load(x[g, i, j])
-                total += a * a
-        scale = F(1.0) / np.sqrt(total / n + eps)
+        scale = inverse_of_block_rms(x[:, i], eps)
         along = F(0.0)
         for g in range(blocks):
             for j in range(width):
