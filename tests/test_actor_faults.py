@@ -95,6 +95,7 @@ def test_one_that_hangs_is_replaced(tiny_config, tmp_path, monkeypatch):
     assert result.metrics["actor_restarts"] == 1
     assert result.metrics["global_step"] == 256
     assert "no answer within 1 s" in told[0]
+    assert "in make_trouble" in told[0]
 
 
 def test_start_takes_the_time_that_it_takes(tiny_config, tmp_path, monkeypatch):

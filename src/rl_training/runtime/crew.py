@@ -170,5 +170,5 @@ class Crew:
             self.failure = self.failure or fault
             return
         self.restarts += 1
-        self.notes.append(f"{fault}; it was started anew, in new episodes")
+        self.notes.append(f"{fault}; it was started anew, in new episodes\n{fault.trace}".rstrip())
         self._start(member)
