@@ -84,6 +84,7 @@ def test_the_data_of_the_page_are_the_logs(runs: Path) -> None:
     }
     assert first["runs"][0]["train"]["values"]["ent_coef"][0] == 0.0175
     assert "ent_coef" not in first["runs"][1]["train"]["values"], "one line for runs with the same schedule"
+    assert [run["same"] for run in first["runs"]] == [[], ["ent_coef"], ["ent_coef"]]
     band = first["bands"]["eval_return_mean"]["steps"]
     assert band["x"] == [100, 200, 300]
     assert band["iqm"] == [14, 28, 42]
@@ -235,11 +236,17 @@ def test_wall_clock_and_smoothing(shown: Page) -> None:
     shown.run("document.querySelector('[value=seconds]').click()")
     assert shown.run("report.plots().map(({ plot }) => plot.scales.x.max)") == [40] * 3
     assert all(count > 50 for count in pixels(shown, 0))
+    schedules = "report.plots()[2].lines.map(({ group, x, y }) => [group, x, y])"
+    lines = shown.run(schedules)
+    assert [group for group, _, _ in lines] == [0, 0, 0, 1], "each run at its own speed"
+    assert lines[1][1:] == [[5, 10, 15, 20], [0.0175, 0.015, 0.0125, 0.01]]
+    assert shown.run("document.getElementById('note').textContent") == ""
     slide(shown, 0.5)
     drawn = "report.plots()[0].lines.find(({ kind, group }) => kind === 'alone' && group === 1).y"
     assert shown.run(drawn) == pytest.approx([10.0, (10 * 0.25 + 20 * 0.5) / 0.75])
     slide(shown, 0)
     shown.run("document.querySelector('[value=steps]').click()")
+    assert len(shown.run(schedules)) == 2
     assert shown.errors == []
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import platform
 import shutil
 from pathlib import Path
 
@@ -13,6 +15,7 @@ import pytest
 from rl_training import resume_training, train
 from rl_training.errors import InputError
 from rl_training.reports import group_runs, load_run, load_runs, table, text_table
+from rl_training.runtime.atomic_files import lock
 from run_folders import write_run
 
 
@@ -117,6 +120,41 @@ def test_schedules_that_differ_are_told_by_their_ends(tmp_path: Path) -> None:
     write_run(tmp_path / "b", kwargs={"ent_coef": {"kind": "cosine", "start": 0.5, "end": 0.125}})
     names = [group.name.partition(", ")[2] for group in group_runs(load_runs([tmp_path]))]
     assert names == ["ent_coef linear 0.02 to 0", "ent_coef cosine 0.5 to 0.125"]
+
+
+def test_a_long_name_has_the_keys_that_tell_groups_apart(tmp_path: Path) -> None:
+    for i, rate in enumerate((0.1, 0.2, 0.3)):
+        many = {f"key_with_a_long_name_{n}": i // 2 for n in range(4)}
+        write_run(tmp_path / f"{i}", kwargs={**many, "learning_rate": rate})
+    groups = group_runs(load_runs([tmp_path]))
+    assert [group.name for group in groups] == [
+        f"ppo on CartPole-v1, learning_rate {rate}, key_with_a_long_name_0 {i // 2}, and 3 more"
+        for i, rate in enumerate((0.1, 0.2, 0.3))
+    ]
+    assert len(groups[0].differences) == 5
+
+
+def test_a_run_that_was_killed_is_told_from_one_that_runs(tmp_path: Path) -> None:
+    """Both say that they run; the lock of the folder tells them apart, on the machine where they ran."""
+    folder = write_run(tmp_path / "a", status="running")
+    here = {"status": "running", "hostname": platform.node()}
+    (folder / "metadata.json").write_text(json.dumps(here))
+    assert load_run(folder).status.startswith("failed: its process ended without a word")
+    descriptor = lock(folder)
+    assert descriptor is not None
+    assert load_run(folder).status == "running"
+    os.close(descriptor)
+    (folder / "metadata.json").write_text(json.dumps(here | {"hostname": "elsewhere"}))
+    assert load_run(folder).status == "running"
+
+
+def test_a_run_under_way_holds_the_lock_of_its_folder(tiny_config) -> None:
+    seen = []
+    result = train(tiny_config("a2c"), callbacks=[lambda run: seen.append(load_run(run.dir).status)], progress="silent")
+    assert set(seen) == {"running"}
+    descriptor = lock(result.run_dir)
+    assert descriptor is not None
+    os.close(descriptor)
 
 
 def test_groups_by_run_and_by_keys(tmp_path: Path) -> None:

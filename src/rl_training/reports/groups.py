@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 from rl_training.errors import InputError, nearest
@@ -13,10 +14,11 @@ from rl_training.runtime.event_files import flat
 
 # Keys of the config that change nothing in what is learned.
 NO_DIFFERENCE = {
-    "seed", "output_dir", "tags", "wandb", "log_interval", "log_info", "eval_interval", "checkpoint_interval",
-    "keep_checkpoints", "tune",
+    "seed", "output_dir", "tags", "wandb", "log_interval", "log_info", "eval_interval", "eval_episodes",
+    "checkpoint_interval", "keep_checkpoints", "tune",
 }  # fmt: skip
 LONGEST_VALUE = 40  # characters of a value in a name
+LONGEST_NAME = 60  # characters of the differences in a name; the table has them all
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,7 @@ def group_runs(runs: Sequence[Run], by: str = "config") -> list[Group]:
     for run in runs:
         members.setdefault(key_of(run, by), []).append(run)
     parts = list(members.values())
-    differences = differences_of([part[0] for part in parts], by)
+    differences = most_telling_first(differences_of([part[0] for part in parts], by))
     names = unique([name_of(part, found, by) for part, found in zip(parts, differences, strict=True)])
     order = [sorted(part, key=lambda run: (env_of(run), run.seed, run.name)) for part in parts]
     return [Group(*each) for each in zip(names, order, differences, strict=True)]
@@ -92,6 +94,15 @@ def differences_of(runs: Sequence[Run], by: str) -> list[dict[str, str]]:
     return result
 
 
+def most_telling_first(differences: Sequence[dict[str, str]]) -> list[dict[str, str]]:
+    """With the keys first that have the most values: a name may have to leave out the others."""
+    values: dict[str, set[str]] = {}
+    for own in differences:
+        for key, text in own.items():
+            values.setdefault(key, set()).add(text)
+    return [dict(sorted(own.items(), key=lambda item: -len(values[item[0]]))) for own in differences]
+
+
 def differs(key: str, own: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> bool:
     return any(other.get(key) != own[key] for other in others)
 
@@ -102,6 +113,9 @@ def name_of(runs: Sequence[Run], differences: Mapping[str, str], by: str) -> str
         return runs[0].name
     rest = [f"{key.removeprefix('algo_kwargs.')} {text}" for key, text in differences.items()
             if key not in ("algo", "env_id")]  # fmt: skip
+    fitting = sum(length <= LONGEST_NAME for length in accumulate(len(part) + 2 for part in rest))
+    if fitting < len(rest):
+        rest[fitting:] = [f"and {len(rest) - fitting} more"]
     envs = list(dict.fromkeys(env_of(run) for run in runs))
     algos = list(dict.fromkeys(str(run.config.get("algo", "")) for run in runs))
     title = f"{', '.join(algos)} on {envs[0] if len(envs) == 1 else f'{len(envs)} environments'}"

@@ -36,24 +36,33 @@ TITLES = {
 
 
 def write_report(
-    groups: Sequence[Group], path: str | Path, *, metric: str = METRIC, plot: Sequence[str] = (), section: str = ""
+    groups: Sequence[Group],
+    path: str | Path,
+    *,
+    metric: str = METRIC,
+    plot: Sequence[str] = (),
+    title: str = "",
+    section: str = "",
 ) -> Path:
     """Write the page. `metric`: whose last values the table is about; `plot`: metrics to draw beside the usual ones;
-    `section`: HTML to show above the table."""
+    `title`: in place of one about the groups; `section`: HTML to show above the table."""
     path = Path(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        return write_text_atomic(path, page(groups, metric=metric, plot=plot, section=section))
+        return write_text_atomic(path, page(groups, metric=metric, plot=plot, title=title, section=section))
     except OSError as error:
         raise InputError(f"{path} cannot be written: {error.strerror or error}") from error
 
 
-def page(groups: Sequence[Group], *, metric: str = METRIC, plot: Sequence[str] = (), section: str = "") -> str:
+def page(
+    groups: Sequence[Group], *, metric: str = METRIC, plot: Sequence[str] = (), title: str = "", section: str = ""
+) -> str:
     """The text of the HTML file."""
-    data = json.dumps(payload(groups, metric, plot), separators=(",", ":"), allow_nan=False)
+    title = title or title_of(groups)
+    data = json.dumps({"title": title, **payload(groups, metric, plot)}, separators=(",", ":"), allow_nan=False)
     text = static("report.html")
     parts = {
-        "title": html.escape(title_of(groups)),
+        "title": html.escape(title),
         "style": static("uPlot.min.css") + static("report.css"),
         "licence": static("uPlot.LICENSE"),
         "uplot": static("uPlot.iife.min.js"),
@@ -82,7 +91,6 @@ def payload(groups: Sequence[Group], metric: str, plot: Sequence[str]) -> dict[s
     schedules = varying_hyperparameters(runs)
     names = panels_of(runs, [metric, *plot])
     return {
-        "title": title_of(groups),
         "made": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
         "version": package_version() or "unknown",
         "panels": [{"name": name, "title": TITLES.get(name, name)} for name in names]
@@ -120,7 +128,7 @@ def group_data(group: Group, names: Sequence[str], schedules: Sequence[str]) -> 
     runs = group.runs
     return {
         "name": group.name,
-        "runs": [run_data(run, [*names, *(each for each in schedules if draws(run, runs, each))]) for run in runs],
+        "runs": [run_data(run, runs, names, schedules) for run in runs],
         "bands": {name: bands_of(group, name) for name in names},
     }
 
@@ -134,7 +142,10 @@ def draws(run: Run, runs: Sequence[Run], schedule: str) -> bool:
     return not np.allclose(np.interp(own.steps, other.steps, other.values), own.values, rtol=1e-3, atol=1e-9)
 
 
-def run_data(run: Run, names: Sequence[str]) -> dict[str, Any]:
+def run_data(run: Run, runs: Sequence[Run], metrics: Sequence[str], schedules: Sequence[str]) -> dict[str, Any]:
+    """`same`: the schedules whose values another of the group's `runs` has."""
+    own = [name for name in schedules if draws(run, runs, name)]
+    names = [*metrics, *own]
     evaluated = [name for name in names if name.startswith("eval_")]
     return {
         "name": run.name,
@@ -143,6 +154,7 @@ def run_data(run: Run, names: Sequence[str]) -> dict[str, Any]:
         "status": run.status,
         "train": columns(run, "train", [name for name in names if name not in evaluated]),
         "eval": columns(run, "eval", evaluated),
+        "same": [name for name in schedules if name not in own and len(run.curve(name).steps)],
     }
 
 

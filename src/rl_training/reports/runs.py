@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import platform
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,9 +15,11 @@ import numpy as np
 import yaml
 
 from rl_training.errors import InputError
+from rl_training.runtime.atomic_files import lock
 from rl_training.runtime.metadata import METADATA
 
 CONFIG, LOG = "config.yaml", "metrics.jsonl"
+ABANDONED = "failed: its process ended without a word: killed, out of memory, or the machine stopped"
 HEAD = ("kind", "time", "wall_seconds", "global_step")  # of a line of the log; all others are metrics
 
 
@@ -85,6 +89,8 @@ def load_run(folder: str | Path) -> Run:
         raise InputError(f"{folder} is no run folder: it has no {CONFIG} and {LOG}")
     folders, lines = [folder], read_log(folder)
     metadata = read_metadata(folder)
+    if is_abandoned(folder, metadata):
+        metadata["status"] = ABANDONED
     origin, step = origin_of(folder, metadata)
     while origin is not None and origin not in folders:
         lines = [line for line in read_log(origin) if line["global_step"] <= step] + lines
@@ -123,6 +129,16 @@ def run_folders(path: Path) -> list[Path]:
 
 def is_run(path: Path) -> bool:
     return (path / LOG).is_file() and (path / CONFIG).is_file()
+
+
+def is_abandoned(folder: Path, metadata: Mapping[str, Any]) -> bool:
+    """Whether a run of this machine could not write how it ended: a running one holds the lock of its folder."""
+    if metadata.get("status") != "running" or metadata.get("hostname") != platform.node():
+        return False
+    descriptor = lock(folder)
+    if descriptor is not None:
+        os.close(descriptor)
+    return descriptor is not None
 
 
 def origin_of(folder: Path, metadata: Mapping[str, Any]) -> tuple[Path | None, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import time
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 from rl_training.errors import MissingPackage
+from rl_training.runtime.atomic_files import lock
 from rl_training.runtime.event_files import open_events
 from rl_training.runtime.log_file import LogFile
 from rl_training.types import Metrics, Reports
@@ -137,7 +139,11 @@ def is_loss(name: str) -> bool:
 
 
 class MetricsLog:
-    """Writes each record to all logs; files are flushed every few seconds."""
+    """Writes each record to all logs; files are flushed every few seconds.
+
+    While it is open it holds the lock of the folder, which ends with the process: `is_abandoned` in reports/runs.py
+    asks for it.
+    """
 
     def __init__(
         self,
@@ -165,6 +171,7 @@ class MetricsLog:
         if config is not None:
             self._events.describe(run_dir.name, config)
         self._flushed = time.monotonic()
+        self._lock = lock(run_dir, wait=True)
 
     def write(self, metrics: Mapping[str, float], *, kind: Kind = "train", wall_seconds: float | None = None) -> None:
         """Write one record, which must have `global_step`: of training or of an evaluation. `wall_seconds`: how long
@@ -196,6 +203,8 @@ class MetricsLog:
             return
         self._file.close()
         self._events.close()
+        if self._lock is not None:
+            os.close(self._lock)
         if self._wandb is not None:
             self._wandb.finish()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import math
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +22,8 @@ NAMES = 220  # width of the names beside the bars
 MOST_TRIALS = 12  # rows of the table
 AXIS = 110  # width between two axes of the parallel coordinates
 STYLE = """<style>
-.study svg { display: block; width: 100%; max-width: 900px; height: auto; font: 12px system-ui, sans-serif; }
+.study svg { display: block; width: 100%; min-width: 600px; max-width: 900px; height: auto; }
+.study svg { font: 12px system-ui, sans-serif; }
 .study text { fill: currentColor; }
 .study .axis { stroke: currentColor; opacity: .35; }
 .study .best { stroke: #d9622b; fill: none; stroke-width: 2; }
@@ -97,10 +99,12 @@ def importances(study: optuna.Study) -> dict[str, float]:
     if len({trial.value for trial in complete}) < 2:
         return {}
     evaluator = optuna.importance.PedAnovaImportanceEvaluator()
-    try:
-        found: dict[str, float] = optuna.importance.get_param_importances(study, evaluator=evaluator)
-    except (ValueError, RuntimeError):  # no parameter is in all trials
-        return {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of a parameter that few trials have
+        try:
+            found: dict[str, float] = optuna.importance.get_param_importances(study, evaluator=evaluator)
+        except (ValueError, RuntimeError):  # no parameter is in all trials
+            return {}
     return found
 
 

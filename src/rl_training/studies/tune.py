@@ -108,7 +108,7 @@ def tune(
                 run_search(search, name, jobs=jobs, ray=ray, progress=progress)
         finally:
             result = write_best(study, loaded, search.space, folder, options)
-            write_page(study, folder, options)
+            write_page(study, name, folder, options)
     return result
 
 
@@ -171,8 +171,8 @@ def open_study(folder: Path, base: TrainConfig, space: Mapping[str, Any], option
     different = [key for key in content if before.get(key) != content[key]]
     if different:
         raise InputError(
-            f"{folder} holds a study with another {', '.join(different)}: choose another folder with --out, or repeat "
-            "the first command to continue it"
+            f"{folder} holds a study that differs in {', '.join(different)}: choose another folder with --out, or "
+            "repeat the first command to continue it"
         )
     write_text_atomic(path, json.dumps(content, indent=2) + "\n")
     optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -258,11 +258,11 @@ class Search:
 
     def _begin(self) -> Running | None:
         """A trial that was interrupted, or a new one."""
+        if len(self.running) >= self.left:
+            return None
         if self.resumed:
             frozen = self.resumed.pop(0)
             trial, reported = Trial(self.study, frozen._trial_id), set(frozen.intermediate_values)
-        elif len(self.running) >= self.left:
-            return None
         else:
             trial, reported = self.study.ask(), set()
         drawn = self.space.apply(self.data, trial)
@@ -369,7 +369,7 @@ def run_search(search: Search, name: str, *, jobs: int | None, ray: str | None, 
         place.close()
 
 
-def write_page(study: optuna.Study, folder: Path, options: Options) -> None:
+def write_page(study: optuna.Study, name: str, folder: Path, options: Options) -> None:
     """The plots of the study, and the curves of its best trials."""
     trials = study.get_trials(deepcopy=False)
     complete = ranked(trials, options.direction)
@@ -379,7 +379,8 @@ def write_page(study: optuna.Study, folder: Path, options: Options) -> None:
         outcomes[f"trial {trial.number}"] = [found[1] for found in jobs if found is not None]
     groups = [dataclasses.replace(group, differences={}) for group in groups_of(outcomes)]  # a plot shows them
     if groups:
-        write_report(groups, folder / REPORT, section=study_section(study, options.metric))
+        section = study_section(study, options.metric)
+        write_report(groups, folder / REPORT, title=f"Study of {name}: {len(trials)} trials", section=section)
 
 
 def trial_folder(folder: Path, number: int) -> Path:

@@ -74,6 +74,13 @@
     return !state.hidden.has(String(group)) && (run === undefined || !state.hidden.has(`${group}/${run}`));
   }
 
+  // The values of a schedule that a run shares with one that is drawn. Over steps they would be the same line.
+  function sharedSchedule(name, group, run) {
+    if (state.axis === "steps" || !run.same.includes(name)) return undefined;
+    const { steps, values } = group.runs.find((other) => other.train.values[name]).train;
+    return run.train.steps.map((step) => values[name][nearest(steps, step)]);
+  }
+
   // The lines of a panel: of each seed, and of each group with its interval.
   function linesOf(panel) {
     const found = [];
@@ -83,7 +90,7 @@
       const band = bands && bands[state.axis];
       group.runs.forEach((run, r) => {
         const column = run[kindOf(panel.name)];
-        const values = column.values[panel.name];
+        const values = column.values[panel.name] || sharedSchedule(panel.name, group, run);
         const alone = panel.schedule || group.runs.length === 1;
         if (!values || !isShown(g, panel.schedule ? undefined : r) || !(alone || state.seeds || !band)) return;
         const [x, y] = pairs(column[state.axis], values);
@@ -282,8 +289,9 @@
     byId("panels").replaceChildren(...boxes);
     plots = data.panels.map((panel, i) => makePlot(panel, boxes[i]));
     const untimed = data.groups.flatMap((group) => group.runs)
-      .filter((run) => [...run.train.seconds, ...run.eval.seconds].every((seconds) => seconds === null)).length;
-    byId("note").textContent = state.axis === "seconds" && untimed ? `${untimed} runs have no wall-clock times in their logs and are not drawn` : "";
+      .map((run) => [...run.train.seconds, ...run.eval.seconds])
+      .filter((seconds) => seconds.length && seconds.every((each) => each === null)).length;
+    byId("note").textContent = state.axis === "seconds" && untimed ? `runs without wall-clock times in their logs, which are not drawn: ${untimed}` : "";
   }
 
   function toggle(key) {
@@ -300,19 +308,20 @@
         made.style.setProperty("--own", `var(${colourName(g)})`);
         return made;
       };
-      const seeds = group.runs.length === 1 ? [] : group.runs.map((run, r) => {
-        const mark = run.status.startsWith("failed") ? " ×" : run.status.startsWith("stopped") ? " ■" : "";
-        return button(`${g}/${r}`, `seed ${run.seed}${mark}`, {
-          className: run.status.startsWith("failed") ? "seed bad" : "seed", title: `${run.name}: ${run.status}`,
-        });
-      });
-      return element("div", {}, button(String(g), group.name, { title: "show or hide this group" }), ...seeds);
+      const markOf = ({ status }) => (status.startsWith("failed") ? " ×" : status.startsWith("stopped") ? " ■" : "");
+      const bad = ({ status }) => (status.startsWith("failed") ? "bad" : "");
+      const seeds = group.runs.map((run, r) => button(`${g}/${r}`, `seed ${run.seed}${markOf(run)}`, {
+        className: `seed ${bad(run)}`, title: `${run.name}: ${run.status}`,
+      }));
+      if (seeds.length > 1) return element("div", {}, button(String(g), group.name, { title: "show or hide this group" }), ...seeds);
+      const [run] = group.runs;
+      return element("div", {}, button(String(g), group.name + markOf(run), { className: bad(run), title: `${run.name}: ${run.status}` }));
     });
     byId("legend").replaceChildren(...rows);
   }
 
   const TEXT = ["group", "differences", "hardware", "versions", "commit", "run", "status", "folders"];
-  const LONG = ["differences", "hardware", "versions", "folders"];
+  const LONG = ["differences", "hardware", "versions", "status", "folders"];
 
   function fillTable(table, { headings, rows }, swatches) {
     const cell = (tag, text, heading) => {
