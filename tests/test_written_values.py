@@ -50,7 +50,7 @@ def rates_used(monkeypatch):
     used = []
     for optimizer in (Adam, LaProp, RMSprop):
         step = optimizer.step
-        monkeypatch.setattr(optimizer, "step", lambda self, lr, step=step: (used.append(lr), step(self, lr)))
+        monkeypatch.setattr(optimizer, "step", lambda self, lr, step=step: (used.append(round(float(lr), 9)), step(self, lr)))
     return used
 
 
