@@ -12,6 +12,7 @@ from rl_training import evaluate_checkpoint, resume_training, train
 from rl_training.envs.faults import EnvironmentFault
 from rl_training.envs.workers import RemoteError
 from rl_training.runtime import crew
+from rl_training.runtime.checkpoints import open_checkpoint
 from rl_training.runtime.fleet import ActorFault
 
 pytestmark = pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for processes in /proc")
@@ -46,7 +47,7 @@ def test_one_that_keeps_failing_ends_the_run_with_its_traceback_and_a_checkpoint
     assert 'raise RuntimeError("the gripper broke")' in error.trace
     assert isinstance(error.__cause__, RemoteError)
     (run_dir,) = (tmp_path / "runs").iterdir()
-    checkpoint = load_checkpoint(run_dir).path
+    checkpoint = open_checkpoint(run_dir).path
     step = int(checkpoint.name.removeprefix("step_"))
     assert step in (80, 96)  # three processes played two whole rollouts each; the last may still wait in the queue
     assert f"at step {step} of training, the last good checkpoint is {checkpoint}" in str(error)

@@ -45,12 +45,16 @@ def write_at(step, **values):
     return callback
 
 
+def noting(used, step):
+    """lr: a number, or a tensor of float32."""
+    return lambda self, lr: (used.append(round(float(lr), 9)), step(self, lr))
+
+
 def rates_used(monkeypatch):
     """The learning rates that optimizers are given."""
     used = []
     for optimizer in (Adam, LaProp, RMSprop):
-        step = optimizer.step
-        monkeypatch.setattr(optimizer, "step", lambda self, lr, step=step: (used.append(round(float(lr), 9)), step(self, lr)))
+        monkeypatch.setattr(optimizer, "step", noting(used, optimizer.step))
     return used
 
 
