@@ -57,6 +57,7 @@ def test_a_log_interval_shorter_than_a_rollout_changes_nothing(window: int, cloc
     for _ in range(8):
         arrivals(metrics, clock, every=20.0, seconds=15.0, count=2)
         for _ in range(window):
+            metrics.learned_steps += 1
             seen.append(metrics.read([], 0)["actor_waiting"])
             metrics._since -= 1.0  # the next reading begins a new window
     assert seen[window:] == pytest.approx([0.25] * (7 * window))
@@ -106,3 +107,16 @@ def test_speeds_are_those_since_the_last_reading_and_counts_those_of_the_run(clo
     assert math.isnan(soon["train_return_mean"])
     clock.now += 1.9
     assert metrics.read([], 2)["learner_steps_per_second"] == pytest.approx(2000.0)
+
+
+def test_a_line_after_the_last_update_repeats_the_speeds(clock: Clock) -> None:
+    """As after the last evaluation."""
+    metrics = of()
+    metrics.looked(2)
+    metrics.learned_steps = 1000
+    clock.now += 1.0
+    first = metrics.read([], 0)
+    clock.now += 30.0
+    last = metrics.read([], 0)
+    assert last["learner_steps_per_second"] == first["learner_steps_per_second"] == pytest.approx(1000.0)
+    assert last["queue_fill"] == first["queue_fill"] == 0.5

@@ -53,9 +53,12 @@ class PoolMetrics:
             self._waited += time.perf_counter() - began
 
     def read(self, episodes: Collection[FinishedEpisode], restarts: int) -> Metrics:
-        """The counts so far, and the speeds since the last call."""
+        """The counts so far, and the speeds since the last call after which something was learned from.
+
+        So the last line of a run has those of its training, not of its last checkpoint and evaluation.
+        """
         seconds = time.perf_counter() - self._since
-        if seconds >= SHORTEST or not self._rates:
+        if (seconds >= SHORTEST and self.learned_steps) or not self._rates:
             self._rates = self._measured(max(seconds, 1e-9))
             self.begin()
         return {
