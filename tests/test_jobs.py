@@ -300,6 +300,8 @@ def test_a_job_whose_last_evaluation_was_interrupted_makes_up_for_it(tmp_path):
     again = job_process.run_job(Parent(config, tmp_path))
     assert again["metrics"]["eval_return_mean"] == whole["metrics"]["eval_return_mean"]
     assert load_run(run_dir).score("eval_return_mean") == whole["metrics"]["eval_return_mean"]
+    seconds = load_run(run_dir).curve("eval_return_mean").seconds
+    assert list(seconds) > list(load_run(run_dir).curve("train_return_mean").seconds[-1:])
     assert len(list(tmp_path.glob("*/config.yaml"))) == 1
 
 

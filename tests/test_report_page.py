@@ -107,6 +107,17 @@ def test_a_band_is_over_the_runs_that_have_come_so_far() -> None:
     assert band_of([(np.array([0.0]), np.array([1.0])), (np.array([5.0]), np.array([1.0]))], "aa") is None
 
 
+def test_a_line_without_a_time_takes_only_itself_off_the_wall_clock_axis(tmp_path: Path) -> None:
+    for seed in (0, 1):
+        folder = write_run(tmp_path / f"s{seed}", seed=seed, scores=(1.0, 2.0, 3.0))
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    del lines[-1]["wall_seconds"]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (group,) = data_of(page(group_runs(load_runs([tmp_path]))))["groups"]
+    bands = group["bands"]["eval_return_mean"]
+    assert (bands["steps"]["x"], bands["seconds"]["x"]) == ([100, 200, 300], [10, 20])
+
+
 @pytest.mark.parametrize(("value", "short"), [(123456.0, 123460), (0.123456, 0.12346), (3.0, 3), (float("nan"), None)])
 def test_values_have_few_digits(value: float, short: float | None) -> None:
     assert rounded(value) == short

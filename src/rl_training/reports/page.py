@@ -173,8 +173,9 @@ def bands_of(group: Group, name: str) -> dict[str, Any]:
     """By axis."""
     curves = [run.curve(name) for run in group.runs]
     found = {"steps": band_of([(curve.steps, curve.values) for curve in curves], group.strata)}
-    timed = [curve if np.isfinite(curve.seconds).all() else curve._replace(seconds=np.empty(0)) for curve in curves]
-    found["seconds"] = band_of([(curve.seconds, curve.values) for curve in timed], group.strata)
+    timed = [np.isfinite(curve.seconds) for curve in curves]
+    pairs = [(curve.seconds[own], curve.values[own]) for curve, own in zip(curves, timed, strict=True)]
+    found["seconds"] = band_of(pairs, group.strata)
     return {axis: band_data(band) for axis, band in found.items() if band is not None}
 
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from rl_training.errors import InputError
+from rl_training.reports.runs import load_run
 from rl_training.runtime.checkpoint_format import Checkpoint
 from rl_training.runtime.checkpoints import STEP_NAME, open_checkpoint
 from rl_training.runtime.loading import build_config
@@ -133,8 +134,11 @@ def run_job(line: Line) -> dict[str, Any]:
 
 def evaluate_last(checkpoint: Checkpoint, run_dir: Path, *, allow_import: bool) -> dict[str, Any]:
     """Make up for the last evaluation of a run, in its log too."""
+    began = time.perf_counter()
     result = evaluate_checkpoint(checkpoint.path, allow_import=allow_import)
-    line = {"kind": "eval", "time": round(time.time(), 3), "global_step": checkpoint.step, **finite(result)}
+    seconds = (load_run(run_dir).wall_seconds or 0.0) + time.perf_counter() - began
+    head = {"kind": "eval", "time": round(time.time(), 3), "wall_seconds": round(seconds, 3)}
+    line = {**head, "global_step": checkpoint.step, **finite(result)}
     with open(run_dir / "metrics.jsonl", "a", encoding="utf-8") as log:
         log.write(json.dumps(line) + "\n")
     update_metadata(run_dir, status="finished", global_step=checkpoint.step)
