@@ -17,6 +17,7 @@ from rl_training.acting import dreamer_fused, paths
 from rl_training.acting.dreamer_path import DreamerPath, StepsPath
 from rl_training.acting.graphed import GraphedGradient
 from rl_training.algorithms.dreamer import BEFORE, NUMBERS
+from rl_training.data.batch import upload
 from rl_training.ops.dreamer_steps import PLAIN
 
 IMAGE = gym.spaces.Box(0, 255, (48, 48, 1), np.uint8)
@@ -127,6 +128,27 @@ def test_the_path_and_the_capture_are_chosen_for_the_device(monkeypatch: pytest.
     assert paths.make_dreamer_path(model, "auto", cpu, rows=4).dtype == torch.bfloat16
     with paths.plain_paths():
         assert type(paths.make_dreamer_path(model, "auto", gpu, rows=4)) is DreamerPath
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("action", "obs"), [("discrete", "vector"), ("box", "mixed")])
+def test_steps_on_a_gpu_are_close_to_the_plain_ones(action: str, obs: str, precision: str) -> None:
+    """With real captures and compiled kernels. The weights are made equal after each step."""
+    options: dict[str, Any] = {"obs": OBSERVATIONS[obs], "precision": precision, "device": "cuda"}
+    fast, plain = (dreamer.make(action, path, **options) for path in ("compiled", "plain"))
+    assert type(fast.path) is StepsPath
+    assert type(plain.path) is DreamerPath
+    for seed in range(GraphedGradient.WARM_UP + 3):
+        batch = upload(dreamer.some_batch(plain, seed, obs=OBSERVATIONS[obs]), plain.device)
+        noise = plain.noise(batch)
+        report, expected = (each.update(batch, noise)[0] for each in (fast, plain))
+        for name in ("reconstruction_loss", "dynamics_loss", "reward_loss", "continuation_loss", "value_loss"):
+            torch.testing.assert_close(report[name], expected[name], rtol=0.05, atol=0.05, msg=f"{name} at {seed}")
+        ours, theirs = (each.optimizers["model"].square.sqrt() for each in (fast, plain))  # of all gradients so far
+        assert torch.nn.functional.cosine_similarity(ours, theirs, 0) > 0.97
+        fast.model.load_state_dict(plain.model.state_dict())
+    assert fast.fast_step.graph is not None
 
 
 # --- compiled steps ---------------------------------------------------------------------------------------------------

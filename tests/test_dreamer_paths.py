@@ -35,21 +35,21 @@ TYPES = [torch.float32, torch.bfloat16]
 VECTORS = gym.spaces.Box(-np.inf, np.inf, (5,), np.float32)
 
 
-def make(action="discrete", path="plain", *, obs=VECTORS, steps=H, **numbers):
+def make(action="discrete", path="plain", *, obs=VECTORS, steps=H, device="cpu", **numbers):
     """A learner whose parameters are all random, so that no output is zero. Values and rewards lie around 0."""
     hp = {"size": "1m", "warmup_updates": 0, "imagination_length": steps, **SMALL, **numbers}
     torch.manual_seed(0)
     with nullcontext() if path == "compiled" else plain_paths():
         made = ALGORITHMS["dreamer"].recipe.hyperparameters(**hp)
-        learner = build("dreamer", Spaces(obs, ACTIONS[action]), made)
+        learner = build("dreamer", Spaces(obs, ACTIONS[action]), made, device=device)
     model = learner.model
     if path == "written out":
         learner.path = StepsPath(model, learner.path.dtype, PLAIN)
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.add_(0.3 * torch.randn(parameter.shape))
+            parameter.add_(0.3 * torch.randn(parameter.shape).to(device))
         for head in (model.reward, model.value, model.slow_value):  # the outermost bins are 5e8
-            head.output.bias.sub_(0.5 * ((torch.arange(255) - 127) / 6) ** 2)
+            head.output.bias.sub_(0.5 * ((torch.arange(255, device=device) - 127) / 6) ** 2)
     return learner
 
 

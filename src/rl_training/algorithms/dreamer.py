@@ -1,7 +1,15 @@
 """DreamerV3: a policy trained in the imagination of a learned world model (Hafner et al., Nature 2025).
 
-The losses are in dreamer_losses.py. Where this leaves the published code: stored latents are float16 and not bfloat16,
-and evaluation takes the most likely action unless `deterministic_eval` is False.
+The losses are in dreamer_losses.py. Where this leaves the published code:
+
+- Stored latents are float16, which is finer, and not bfloat16. Actors compute in float32.
+- Actors have the newest weights. The published ones run beside the learner, and are about one update late.
+- Evaluation takes the most likely action, as that of the other algorithms does, unless `deterministic_eval` is False.
+- A step is an action. The published code also counts the first observation of each episode.
+- Learning begins after `learning_starts` steps, with the first complete window. The published code waits for as many
+  windows as a batch has steps, and then takes a gradient step at once.
+- The default size is 12m and not 200m, with a smaller replay and a train ratio of 512, as for the published curves of
+  control tasks.
 """
 
 from __future__ import annotations
@@ -59,7 +67,8 @@ class DreamerHyperparameters:
     learning_starts: int = setting(1_024, "env steps collected, with the policy, before learning starts", low=0)
     precision: Literal["auto", "float32", "bfloat16"] = setting(
         "auto",
-        "type of matrix products in training; auto: bfloat16 on a GPU and on a CPU with instructions for it",
+        "type of matrix products in training; auto: bfloat16 on a GPU and on a CPU with instructions for it, else "
+        "float32, so that a run resumed on another machine may go on with the other",
     )
     deterministic_eval: bool = setting(True, "evaluate with the most likely action; False: sample from the policy")
     train_ratio: float = scalar(512.0, "replayed steps per env step, counted over all environments")

@@ -13,7 +13,8 @@ from rl_training.types import Array, State
 class NewWindows:
     """Cuts the rows of every environment into consecutive windows, each of which is taken once, the oldest first.
 
-    Hafner et al. (2025) call it the online queue. A window that became too old to be drawn is left out.
+    Hafner et al. (2025) call it the online queue; theirs leaves out the first row. A window that became too old to be
+    drawn is left out.
     """
 
     def __init__(self, num_envs: int, length: int) -> None:

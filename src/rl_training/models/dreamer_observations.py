@@ -70,7 +70,7 @@ class Categories:
 class Image:
     """An image of bytes, or a stack of them: channels first, padded to sides that four halvings divide.
 
-    The official encoder takes only images with such sides, where nothing is padded.
+    The published encoder takes only images with three axes and such sides, where nothing is padded.
     """
 
     def __init__(self, shape: tuple[int, ...]) -> None:
