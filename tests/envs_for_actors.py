@@ -47,7 +47,7 @@ class Mischief(gym.Env):
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         self.t, self.steps = self.t + 1, self.steps + 1
-        if self.steps == self.at and self.my_turn():
+        if self.fault and self.steps == self.at and self.my_turn():
             self.make_trouble()
         return self.np_random.normal(size=2).astype(np.float32), float(action == 1), self.t == 8, False, {}
 
