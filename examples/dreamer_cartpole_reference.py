@@ -9,7 +9,7 @@ import gymnasium as gym
 from rl_training import TrainConfig, evaluate_checkpoint, load_policy, train
 
 parser = argparse.ArgumentParser(description=__doc__)
-parser.add_argument("--total-timesteps", type=int, default=10_000)
+parser.add_argument("--total-timesteps", type=int, default=15_000)
 parser.add_argument("--eval-episodes", type=int, default=100)
 parser.add_argument("--output-dir", default="runs")
 args = parser.parse_args()
@@ -30,7 +30,7 @@ config = TrainConfig(
         "learning_starts": 500,
         "learning_rate": {"kind": "linear", "start": 1e-3, "end": 1e-4},
         "warmup_updates": 100,
-        "buffer_capacity": 10_000,
+        "buffer_capacity": 20_000,
     },
 )
 result = train(config)
