@@ -393,6 +393,18 @@ def test_the_actor_sees_what_the_learner_sees() -> None:
     np.testing.assert_allclose(np.stack(seen), latent.deter.numpy(), atol=1e-5)
 
 
+@pytest.mark.parametrize("spaces", [DISCRETE, CONTINUOUS], ids=["discrete", "continuous"])
+def test_evaluation_takes_the_most_likely_action_unless_it_should_sample(spaces: Spaces) -> None:
+    for deterministic, explore in ((True, False), (False, False), (True, True)):
+        actor = make(spaces, deterministic_eval=deterministic).actor
+        obs = np.random.default_rng(0).standard_normal((50, 3), np.float32)
+        decision = actor.act(obs, {}, explore=explore, rng=np.random.default_rng(1))
+        latent = Latent(*(torch.as_tensor(decision.memory[name]) for name in Latent._fields))
+        with torch.no_grad():
+            likely = actor.model.policy(latent).mode.numpy()
+        assert np.allclose(decision.action, likely) == (deterministic and not explore)
+
+
 def test_the_slow_critic_follows_by_tau() -> None:
     learner = make(warmup_updates=0, tau=0.25)
     batch = batch_of(learner)

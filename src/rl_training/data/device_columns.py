@@ -33,10 +33,16 @@ class DeviceColumns:
         self.newer[place] = False
 
     def put(self, place: Array, columns: Mapping[str, Array | Tensor]) -> None:
-        """Overwrite entries [..., ...] at places [...]. Where a place is given twice, one of the entries counts."""
+        """Overwrite entries [..., ...] at places [...]. Where a place is given twice, the last entry counts."""
+        values = {name: torch.as_tensor(value, device=self.device) for name, value in columns.items()}
+        unique, last = np.unique(place.reshape(-1)[::-1], return_index=True)
+        if len(unique) < place.size:  # a device writes in any order, and another one for each column
+            rows = self.index(place.size - 1 - last)
+            values = {name: value.flatten(0, place.ndim - 1)[rows] for name, value in values.items()}
+            place = unique
         index = self.index(place)
-        for name, value in columns.items():
-            self.tensors[name][index] = torch.as_tensor(value, device=self.device)
+        for name, value in values.items():
+            self.tensors[name][index] = value
         self.newer[place] = True
 
     def fetch(self, holds: Holds) -> None:
