@@ -1,6 +1,7 @@
 """DreamerV3's dynamics on a GPU, where small kernels take longer to start than to run: fewer of them between products.
 
-All that a gradient step launches is in one captured graph, which paths.make_gradient makes.
+All that a gradient step launches is in one captured graph, which paths.make_gradient makes. The first steps of a run
+wait for the compiler.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Compiled functions of DreamerV3 for tensors on a CPU, float32 or bfloat16: see dreamer_kernels.py.
 
-Each has the results of a plain function, in ops/two_hot.py or models/dreamer_layers.py.
+Each has the results of a plain function, in two_hot.py, dreamer_steps.py or models/dreamer_layers.py.
 """
 
 from __future__ import annotations
