@@ -26,6 +26,7 @@ from rl_training.types import Array
 from test_planner import boards
 from test_planning_update import CASES, prepared
 
+pytestmark = pytest.mark.filterwarnings("error:a gradient cannot be captured")
 NODES = 4
 MODELS: dict[str, Any] = {
     "muzero": lambda: make("muzero").model,
@@ -256,6 +257,26 @@ def test_where_numbers_keep_changing_it_goes_on_without() -> None:
             assert_same_update(one, other, batch)
     assert len(capture.made) == GraphedGradient.MAX_CAPTURES
     assert one.fast_gradient.graph is None
+
+
+def test_what_cannot_be_captured_goes_on_without() -> None:
+    (one, batch), (other, _) = (prepared("muzero", learning_rate=0.01) for _ in range(2))
+    capture, plain = graphed(one), one.fast_gradient.gradient
+
+    def reads_back(batch: Any) -> dict[str, torch.Tensor]:
+        report: dict[str, torch.Tensor] = plain(batch)
+        float(report["loss"])
+        return report
+
+    one.fast_gradient.gradient = reads_back
+    for _ in range(GraphedGradient.WARM_UP):
+        assert_same_update(one, other, batch)
+    with pytest.warns(UserWarning, match="cannot be captured as a CUDA graph .*_local_scalar_dense.*: it runs slower"):
+        assert_same_update(one, other, batch)
+    one.hp = other.hp = dataclasses.replace(one.hp, value_coef=3.0)
+    for _ in range(GraphedGradient.WARM_UP + 2):  # without another warning: it is not tried again
+        assert_same_update(one, other, batch)
+    assert capture.made == []
 
 
 @pytest.mark.parametrize("case", ["muzero", "gumbel", "continuous", "efficientzero"])

@@ -20,6 +20,7 @@ from rl_training.algorithms.dreamer import BEFORE, NUMBERS
 from rl_training.data.batch import upload
 from rl_training.ops.dreamer_steps import PLAIN
 
+pytestmark = pytest.mark.filterwarnings("error:a gradient cannot be captured")
 IMAGE = gym.spaces.Box(0, 255, (48, 48, 1), np.uint8)
 MIXED = gym.spaces.Dict(
     {"view": IMAGE, "speed": dreamer.VECTORS, "card": gym.spaces.MultiDiscrete([2, 3]), "door": gym.spaces.Discrete(4)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -39,6 +40,7 @@ class GraphedGradient:
         self.runs = 0  # with this key
         self.all_runs = 0
         self.captures = 0
+        self.can_capture = True
         self.graph: CudaGraph | None = None
         self.batch: Batch = {}
 
@@ -48,19 +50,29 @@ class GraphedGradient:
             self.key, self.runs, self.graph, self.batch = key, 0, None, {}
         self.runs += 1
         self.all_runs += 1
-        if self.runs <= self.WARM_UP or (self.graph is None and self.captures >= self.most_captures()):
+        if self.runs > self.WARM_UP and self.graph is None and self.captures < self.most_captures():
+            self.graph = self.captured(batch)
+        if self.graph is None:
             metrics: dict[str, Tensor] = self.capture.warm_up(lambda: self.gradient(batch))
             return metrics
-        if self.graph is None:
-            self.captures += 1
-            self.batch = tree_map(torch.clone, batch)
-            self.graph = self.capture(lambda: self.gradient(self.batch))
         copy_into(self.batch, batch)
         self.graph.replay()
         return {name: value.clone() for name, value in self.graph.output.items()}
 
+    def captured(self, batch: Batch) -> CudaGraph | None:
+        """A capture runs nothing: where it fails, nothing has changed, and the function goes on as it is."""
+        self.captures += 1
+        self.batch = tree_map(torch.clone, batch)
+        try:
+            return self.capture(lambda: self.gradient(self.batch))
+        except RuntimeError as error:
+            cause = (str(error).strip() or type(error).__name__).splitlines()[0]
+            warnings.warn(f"a gradient cannot be captured as a CUDA graph ({cause}): it runs slower", stacklevel=2)
+            self.can_capture = False
+            return None
+
     def most_captures(self) -> int:
-        return self.MAX_CAPTURES + self.all_runs // self.RUNS_OF_A_CAPTURE
+        return 0 if not self.can_capture else self.MAX_CAPTURES + self.all_runs // self.RUNS_OF_A_CAPTURE
 
 
 def copy_into(target: Any, tree: Any) -> None:
