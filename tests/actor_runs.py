@@ -30,9 +30,19 @@ def mischief(fault: str, folder: Path, **kwargs: Any) -> dict[str, Any]:
     }
 
 
-def shared_files() -> set[str]:
-    folder = Path("/dev/shm")
-    return set(os.listdir(folder)) if folder.is_dir() else set()
+def abandoned_files() -> set[str]:
+    """The files of shared memory that are ours and that no process uses: those of other runs beside are in use."""
+    folder, ours = Path("/dev/shm"), set[str]()
+    for file in folder.iterdir() if folder.is_dir() else ():
+        with contextlib.suppress(OSError):  # it is gone already
+            if file.stat().st_uid == os.getuid():
+                ours.add(str(file))
+    used = set[str]()
+    for process in Path("/proc").glob("[0-9]*") if ours else ():
+        with contextlib.suppress(OSError):
+            used.update(line.split(maxsplit=5)[-1] for line in (process / "maps").read_text().splitlines())
+            used.update(os.readlink(descriptor) for descriptor in (process / "fd").iterdir())
+    return ours - used
 
 
 def memory_files() -> int:
@@ -47,12 +57,12 @@ def memory_files() -> int:
 @contextlib.contextmanager
 def nothing_left() -> Iterator[None]:
     """No process, descriptor or file of shared memory may be left of what is done inside."""
-    processes, files, memory = descendants(os.getpid()), shared_files(), memory_files()
+    processes, files, memory = descendants(os.getpid()), abandoned_files(), memory_files()
     yield
     assert descendants(os.getpid()) <= processes
     gc.collect()  # arrays in shared memory keep it open
     assert memory_files() <= memory
-    assert wait_until(lambda: shared_files() <= files, 20)  # other tests have files there for a moment
+    assert wait_until(lambda: abandoned_files() <= files, 20)  # other tests have files there for a moment
 
 
 def family(pid: int) -> set[int]:

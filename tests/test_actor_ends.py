@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from actor_runs import all_ended, family, shared_files
+from actor_runs import abandoned_files, all_ended, family
 from rl_training.runtime.checkpoints import load_checkpoint
 from test_env_workers import alive, wait_until
 
@@ -43,7 +43,7 @@ class Learner:
     """A learner in another process, and all that it started."""
 
     def __init__(self, folder: Path, fault: str, backend: str = "sync") -> None:
-        self.files, self.runs, self.errors = shared_files(), folder / "runs", folder / "stderr"
+        self.files, self.runs, self.errors = abandoned_files(), folder / "runs", folder / "stderr"
         self.runs.mkdir(parents=True)
         script = SCRIPT.format(tests=str(Path(__file__).parent), runs=str(self.runs), fault=fault, backend=backend)
         with self.errors.open("w") as errors:
@@ -65,7 +65,7 @@ class Learner:
         assert all_ended(self.family), "a process survives"
         assert self.process.stdout is not None
         output = self.process.stdout.read()
-        assert wait_until(lambda: shared_files() <= self.files, 20)
+        assert wait_until(lambda: abandoned_files() <= self.files, 20)
         assert self.errors.read_text() == ""
         return output
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from actor_runs import all_ended, family, mischief, process, shared_files
+from actor_runs import abandoned_files, all_ended, family, mischief, process
 from rl_training import evaluate_checkpoint, train
 from rl_training.errors import InputError
 from rl_training.runtime.checkpoints import load_checkpoint
@@ -74,7 +74,7 @@ def test_one_that_fails_brings_its_traceback(tiny_config, tmp_path):
 
 @pytest.mark.usefixtures("cluster")
 def test_one_that_is_stopped_is_noticed_and_replaced(tiny_config, tmp_path):
-    config = {**process(backend="ray", actor_timeout=1.0), **mischief("stops", tmp_path)}
+    config = {**process(backend="ray", actor_timeout=3.0), **mischief("stops", tmp_path)}
     result = train(tiny_config("appo", config), progress="silent")
     assert result.metrics["actor_restarts"] == 1
     assert result.metrics["global_step"] == 256
@@ -123,7 +123,7 @@ for number in range(2):
 
 def test_a_ray_that_the_run_started_ends_with_it(tmp_path: Path) -> None:
     """With a run that completes, with one that is ended by Ctrl-C, and with a learner that is killed."""
-    files, errors, known = shared_files(), tmp_path / "stderr", set[int]()
+    files, errors, known = abandoned_files(), tmp_path / "stderr", set[int]()
     with errors.open("w") as file:
         learner = subprocess.Popen(
             [sys.executable, "-c", SCRIPT.format(tests=TESTS, runs=str(tmp_path / "runs"))],
@@ -158,7 +158,7 @@ def test_a_ray_that_the_run_started_ends_with_it(tmp_path: Path) -> None:
         learner.kill()
         learner.wait(60)
         assert all_ended(known), "a process survives"
-        assert wait_until(lambda: shared_files() <= files, 20)
+        assert wait_until(lambda: abandoned_files() <= files, 20)
         assert "Traceback" not in errors.read_text()
     finally:
         for pid in {learner.pid, *known}:
