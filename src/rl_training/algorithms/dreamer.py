@@ -67,8 +67,7 @@ class DreamerHyperparameters:
     learning_starts: int = setting(1_024, "env steps collected, with the policy, before learning starts", low=0)
     precision: Literal["auto", "float32", "bfloat16"] = setting(
         "auto",
-        "type of matrix products in training; auto: bfloat16 on a GPU and on a CPU with instructions for it, else "
-        "float32, so that a run resumed on another machine may go on with the other",
+        "type of matrix products in training; auto: bfloat16 on a GPU and on a CPU with instructions for it",
     )
     deterministic_eval: bool = setting(True, "evaluate with the most likely action; False: sample from the policy")
     train_ratio: float = scalar(512.0, "replayed steps per env step, counted over all environments")
