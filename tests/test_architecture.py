@@ -136,6 +136,15 @@ def test_files_and_functions_stay_readable():
                 assert node.end_lineno - node.lineno < 65, f"{path.name}: {node.name} is long"
 
 
+def test_no_two_classes_share_a_name():
+    homes = {}
+    for path in FILES:
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef):
+                homes.setdefault(node.name, []).append(str(path.relative_to(PACKAGE)))
+    assert {name: found for name, found in homes.items() if len(found) > 1} == {}
+
+
 def test_importing_the_package_and_asking_for_help_needs_no_torch():
     code = (
         "import sys, rl_training, rl_training.cli\n"

@@ -12,7 +12,7 @@ from rl_training.acting.numpy_transformer import NumpyInference
 from rl_training.acting.paths import make_inference
 from rl_training.models.moe import Adapters
 from rl_training.models.scalezero import ScaleZeroModel
-from rl_training.models.world_transformer import Size
+from rl_training.models.world_transformer import TransformerSize
 from rl_training.types import Spaces
 
 TASKS = [Spaces(Box(-1, 1, (4,), np.float32), Discrete(2)), Spaces(Box(-1, 1, (3,), np.float32), Discrete(5))]
@@ -20,7 +20,7 @@ TASKS = [Spaces(Box(-1, 1, (4,), np.float32), Discrete(2)), Spaces(Box(-1, 1, (3
 
 def make(*, width=12, experts=3, **options):
     torch.manual_seed(0)
-    model = ScaleZeroModel(TASKS, Size(width, 2, 3, experts, 7), Adapters(2, 3, 2.0), **options).eval()
+    model = ScaleZeroModel(TASKS, TransformerSize(width, 2, 3, experts, 7), Adapters(2, 3, 2.0), **options).eval()
     stir(model)
     return model
 

@@ -18,7 +18,7 @@ from rl_training.errors import InputError
 from rl_training.models.moe import Adapters, MixtureOfExperts, ScaledLinear
 from rl_training.models.parameters import FlatParameters
 from rl_training.models.scalezero import ScaleZeroModel, TaskModel
-from rl_training.models.world_transformer import MAX_DISTANCE, Size, WorldTransformer
+from rl_training.models.world_transformer import MAX_DISTANCE, TransformerSize, WorldTransformer
 from rl_training.types import Spaces
 
 POLE = Spaces(Box(-1, 1, (4,), np.float32), Discrete(2))
@@ -28,7 +28,10 @@ PAIR = Spaces(Dict(a=Box(-1, 1, (3,), np.float32), b=Discrete(5)), Discrete(3))
 COUNTS = Spaces(MultiDiscrete([3, 4]), Discrete(5))
 IMAGE = Spaces(Box(0, 255, (2, 36, 36), np.uint8), Discrete(6))
 TASKS = [POLE, LANDER, BOARD, PAIR, COUNTS, IMAGE]
-SMALL, FEW = Size(width=16, layers=2, heads=2, num_experts=3, expert_size=8), Adapters(count=2, rank=3, alpha=2.0)
+SMALL, FEW = (
+    TransformerSize(width=16, layers=2, heads=2, num_experts=3, expert_size=8),
+    Adapters(count=2, rank=3, alpha=2.0),
+)
 
 
 def shaken(module: Any, std: float = 0.3) -> Any:
@@ -39,7 +42,7 @@ def shaken(module: Any, std: float = 0.3) -> Any:
     return module
 
 
-def small(*spaces: Spaces, size: Size = SMALL, adapters: Adapters = FEW, **options: Any) -> ScaleZeroModel:
+def small(*spaces: Spaces, size: TransformerSize = SMALL, adapters: Adapters = FEW, **options: Any) -> ScaleZeroModel:
     torch.manual_seed(0)
     return shaken(ScaleZeroModel(spaces or (POLE, LANDER), size, adapters, **options)).eval()
 
@@ -107,7 +110,7 @@ def test_the_transformer_is_what_its_definition_says() -> None:
 
 
 def test_sequences_may_be_longer_than_distances_are_told_apart() -> None:
-    transformer = small(size=Size(width=8, layers=1, heads=2, num_experts=2, expert_size=4)).transformer
+    transformer = small(size=TransformerSize(width=8, layers=1, heads=2, num_experts=2, expert_size=4)).transformer
     tokens = torch.randn(1, MAX_DISTANCE + 3, 8)
     out, _ = transformer(tokens, transformer.bias(MAX_DISTANCE + 3, MAX_DISTANCE + 3))
     assert_near(out[0], naive_transformer(transformer, tokens[0]))
@@ -145,7 +148,9 @@ def test_the_future_does_not_change_the_past(changed: str) -> None:
 
 
 def test_a_training_context_ends_what_a_token_sees() -> None:
-    model = small(size=Size(width=16, layers=1, heads=2, num_experts=2, expert_size=8), context=2, train_context=2)
+    model = small(
+        size=TransformerSize(width=16, layers=1, heads=2, num_experts=2, expert_size=8), context=2, train_context=2
+    )
     obs, action = observations(POLE, 1, 6), actions(POLE, 1, 5)
     other = obs.clone()
     other[:, 1] += 1
@@ -198,7 +203,7 @@ def history_of(obs: Any, action: Tensor, length: Any, count: int) -> dict[str, A
 @pytest.mark.parametrize("layers", [1, 3])
 def test_a_root_with_a_history_is_the_last_position_of_the_whole_sequence(context: int, layers: int) -> None:
     """And one step after the other from the first: policy, value, and all that a search goes on with."""
-    model = small(context=context, size=Size(width=16, layers=layers, heads=2, num_experts=3, expert_size=8))
+    model = small(context=context, size=TransformerSize(width=16, layers=layers, heads=2, num_experts=3, expert_size=8))
     view, count = model.for_task(1), context - 1
     obs, action = observations(LANDER, context, context), actions(LANDER, context, count)
     lengths = torch.arange(context)  # one row of each
@@ -278,7 +283,7 @@ def test_a_transition_goes_on_with_the_latent_it_predicts() -> None:
 
 
 def test_what_is_older_than_the_context_is_forgotten() -> None:
-    view = small(size=Size(width=16, layers=1, heads=2, num_experts=2, expert_size=8), context=3).for_task(0)
+    view = small(size=TransformerSize(width=16, layers=1, heads=2, num_experts=2, expert_size=8), context=3).for_task(0)
     obs, action = observations(POLE, 2, 5), actions(POLE, 1, 4).expand(2, -1)
     obs[1, 2:] = obs[0, 2:]  # two pasts, then the same
     state = view.represent(obs[:, 0])
@@ -601,7 +606,7 @@ def test_a_graph_captured_on_a_gpu_says_the_same() -> None:
     ("make", "words"),
     [
         (lambda: ScaleZeroModel([Spaces(POLE.observation, Box(-1, 1, (2,)))]), "Discrete"),
-        (lambda: ScaleZeroModel([POLE], Size(width=10, heads=4)), "multiple"),
+        (lambda: ScaleZeroModel([POLE], TransformerSize(width=10, heads=4)), "multiple"),
         (lambda: ScaleZeroModel([POLE], context=0), "context 0"),
         (lambda: ScaleZeroModel([POLE], context=4, train_context=3), "train_context 3: .* make it context or more"),
         (lambda: small().set_stage(FEW.count + 1), "2 adapters"),

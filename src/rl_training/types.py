@@ -44,7 +44,7 @@ class Decision(NamedTuple):
 
 
 class Trajectory(NamedTuple):
-    """T observations and what came with each: arrays [T, ...] of an episode, [S, T, ...] of S samples of a model."""
+    """T observations with their rewards: arrays [T, ...] of an episode, [S, T, ...] of S samples of a world model."""
 
     obs: Observation
     reward: Array

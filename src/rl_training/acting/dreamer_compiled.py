@@ -63,7 +63,7 @@ class OneDNN:
 
 
 class CompiledImagination(Imagination):
-    """The same on a CPU: compiled loops write where their results are needed."""
+    """`Imagination` on a CPU: compiled loops write where their results are needed."""
 
     def __init__(self, model: DreamerModel, steps: Steps, dtype: torch.dtype) -> None:
         super().__init__(model, steps, dtype)

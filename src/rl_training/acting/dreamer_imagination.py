@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rl_training.acting.dreamer_sequence import Trace, Weights, one_step, parameters
+from rl_training.acting.dreamer_sequence import SequenceWeights, Trace, one_step, parameters
 from rl_training.models.dreamer import DreamerModel
 from rl_training.models.rssm import Latent, bounded
 from rl_training.ops.dreamer_steps import Steps
@@ -43,7 +43,7 @@ class Imagination:
         self.policy_output = Layer(policy.output, steps, dtype)
         self.policy_spread = None if policy.spread is None else Layer(policy.spread, steps, dtype)
         self.of_action = layers(dynamics.of_action, steps, dtype)[0]
-        self.weights = Weights(parameters(dynamics), dtype)
+        self.weights = SequenceWeights(parameters(dynamics), dtype)
         self.prior_layers = layers(dynamics.prior_trunk, steps, dtype)
         self.prior_logits = Layer(dynamics.prior_logits, steps, dtype)
 

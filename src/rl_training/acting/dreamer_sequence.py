@@ -49,7 +49,7 @@ def parameters(dynamics: RSSM) -> Sequence[Tensor]:
     return [*layers, by_deter, cast(Tensor, dynamics.posterior_trunk[1].gain), posterior.weight, posterior.bias]
 
 
-class Weights:
+class SequenceWeights:
     """The parameters in the type of the products. Norms stay in float32."""
 
     def __init__(self, values: Sequence[Tensor], dtype: torch.dtype) -> None:
@@ -97,7 +97,7 @@ class Sequences(torch.autograd.Function):
         noise: Tensor,
         *values: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        w, trace = Weights(values, dtype), Trace()
+        w, trace = SequenceWeights(values, dtype), Trace()
         by_token, by_action = by_token.to(dtype), by_action.to(dtype)
         deter, stoch = carry.deter, carry.stoch.flatten(1).to(dtype)
         for t in range(len(kept)):
@@ -135,7 +135,7 @@ class Sequences(torch.autograd.Function):
         return None, None, d_tokens.float(), d_actions.float(), None, None, None, *cast_back
 
 
-def one_step(w: Weights, steps: Steps, trace: Trace, deter: Tensor, stoch: Tensor, by_action: Tensor) -> Tensor:
+def one_step(w: SequenceWeights, steps: Steps, trace: Trace, deter: Tensor, stoch: Tensor, by_action: Tensor) -> Tensor:
     """The next state [N, D]."""
     low = deter.to(w.deter.dtype)
     deter_before = torch.addmm(w.deter_bias, low, w.deter.t())
@@ -152,7 +152,7 @@ def one_step(w: Weights, steps: Steps, trace: Trace, deter: Tensor, stoch: Tenso
 
 
 def one_step_backward(
-    w: Weights, steps: Steps, trace: Trace, back: Trace, t: int, d_deter: Tensor
+    w: SequenceWeights, steps: Steps, trace: Trace, back: Trace, t: int, d_deter: Tensor
 ) -> tuple[Tensor, Tensor]:
     """The gradients of the state and of the sample before, from that of the state."""
     d_gates, d_old = steps.gru_backward(trace["gates"][t], trace["old"][t], d_deter)
@@ -168,7 +168,7 @@ def one_step_backward(
     return d_old + torch.addmm(d_own, d_deter_before, w.deter).float(), d_stoch_before @ w.stoch
 
 
-def weight_gradients(w: Weights, steps: Steps, trace: Trace, back: Trace) -> list[Tensor]:
+def weight_gradients(w: SequenceWeights, steps: Steps, trace: Trace, back: Trace) -> list[Tensor]:
     """The gradients of `parameters`, each from all steps at once."""
     rows, blocks = trace.rows, trace.blocks
     d_deter, d_stoch, d_hidden = back.rows("deter_before"), back.rows("stoch_before"), back.blocks("hidden_before")

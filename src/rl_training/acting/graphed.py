@@ -68,7 +68,7 @@ class GraphedGradient:
         except RuntimeError as error:
             cause = (str(error).strip() or type(error).__name__).splitlines()[0]
             warnings.warn(f"a gradient cannot be captured as a CUDA graph ({cause}): it runs slower", stacklevel=2)
-            self.can_capture = False
+            self.can_capture, self.batch = False, {}
             return None
 
     def most_captures(self) -> int:

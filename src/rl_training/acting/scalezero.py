@@ -25,7 +25,7 @@ from rl_training.data.history import check_history, empty_history, extended_hist
 from rl_training.envs.spaces import ObservationLayout
 from rl_training.models.moe import Adapters
 from rl_training.models.scalezero import ScaleZeroModel
-from rl_training.models.world_transformer import Size
+from rl_training.models.world_transformer import TransformerSize
 from rl_training.types import Array, Decision, Field, Fields, History, Memory, Observation, Spaces, State, Weights
 
 
@@ -161,7 +161,7 @@ def plan_in_task(planner: Planner, model: ScaleZeroModel, obs: Observation, hp: 
 
 
 def make_model(spaces: Sequence[Spaces], hp: Any) -> ScaleZeroModel:
-    size = Size(hp.width, hp.layers, hp.heads, hp.num_experts, hp.expert_size)
+    size = TransformerSize(hp.width, hp.layers, hp.heads, hp.num_experts, hp.expert_size)
     adapters = Adapters(hp.num_adapters, hp.adapter_rank, hp.adapter_alpha, hp.adapter_dropout)
     names = (
         "hidden_sizes", "activation", "context", "train_context", "value_limit", "reward_limit",

@@ -16,7 +16,7 @@ from rl_training.errors import InputError
 from rl_training.models.moe import Adapters, Routing, ScaledLinear
 from rl_training.models.muzero import PlanningModel, encoded_space
 from rl_training.models.networks import Activation, make_encoder, mlp, zero_linear
-from rl_training.models.world_transformer import BLOCKED, Size, WorldTransformer
+from rl_training.models.world_transformer import BLOCKED, TransformerSize, WorldTransformer
 from rl_training.ops.support import make_support
 from rl_training.types import History, Spaces, TensorTree
 
@@ -79,7 +79,7 @@ class ScaleZeroModel(nn.Module):
     def __init__(
         self,
         spaces: Sequence[Spaces],
-        size: Size | None = None,
+        size: TransformerSize | None = None,
         adapters: Adapters | None = None,
         *,
         hidden_sizes: Sequence[int] = (128,),
@@ -101,7 +101,7 @@ class ScaleZeroModel(nn.Module):
                 f"train_context {train_context}: a search would look back upon more steps (context {context}) than is "
                 "ever trained: make it context or more, or None"
             )
-        size, adapters = size or Size(), adapters or Adapters()
+        size, adapters = size or TransformerSize(), adapters or Adapters()
         self.context, self.train_context, self.adapters = context, train_context, adapters
         self.value_support, self.reward_support = make_support(value_limit), make_support(reward_limit)
         self.transformer = WorldTransformer(size, adapters, routing=routing)

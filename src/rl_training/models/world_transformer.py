@@ -18,7 +18,7 @@ BLOCKED = -1e9  # added to the attention score of a masked token; unlike -inf, s
 
 
 @dataclass(frozen=True)
-class Size:
+class TransformerSize:
     """The defaults are for two CPU cores. The paper's: width 768, 4 layers, 24 heads, 8 experts of 3072 units."""
 
     width: int = 64
@@ -36,7 +36,7 @@ class WorldTransformer(nn.Module):
     do not change when the oldest tokens are dropped.
     """
 
-    def __init__(self, size: Size, adapters: Adapters, *, routing: Routing = "probability") -> None:
+    def __init__(self, size: TransformerSize, adapters: Adapters, *, routing: Routing = "probability") -> None:
         super().__init__()
         if size.width % size.heads:
             raise InputError(f"width {size.width} cannot be shared by {size.heads} heads: make it a multiple")
@@ -72,7 +72,7 @@ class WorldTransformer(nn.Module):
 
 
 class Block(nn.Module):
-    def __init__(self, size: Size, adapters: Adapters, routing: Routing) -> None:
+    def __init__(self, size: TransformerSize, adapters: Adapters, routing: Routing) -> None:
         super().__init__()
         self.heads, width = size.heads, size.width
         self.attention_norm, self.feed_forward_norm = nn.LayerNorm(width), nn.LayerNorm(width)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from rl_training.ops import dreamer_kernels
-from rl_training.ops.dreamer_steps import NORM_EPS, UNIMIX, NormedSiLU, Steps
+from rl_training.ops.dreamer_steps import NORM_EPS, UNIMIX, NormedSiLUFunction, Steps
 from rl_training.ops.two_hot import neighbours
 from rl_training.types import Array
 
@@ -31,7 +31,7 @@ def rows(tensor: Tensor) -> Array:
 
 
 def normed_silu(x: Tensor, gain: Tensor) -> Tensor:
-    return NormedSiLU.apply(norm_silu, norm_gradients, x, gain)  # type: ignore[no-any-return, no-untyped-call]
+    return NormedSiLUFunction.apply(norm_silu, norm_gradients, x, gain)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def two_hot_mean(logits: Tensor, bins: Tensor) -> Tensor:

@@ -109,7 +109,7 @@ def mixed_backward(probs: Tensor, noise: Tensor, d_log_probs: Tensor, d_sample: 
     return (own * (d - (own * d).sum(-1, keepdim=True) / (1 - UNIMIX))).flatten(1)
 
 
-class NormedSiLU(torch.autograd.Function):
+class NormedSiLUFunction(torch.autograd.Function):
     """SiLU of normed numbers [..., n]: `forward` of rows and a gain, `gradients` of both from that of the result."""
 
     @staticmethod
@@ -147,7 +147,7 @@ class Steps(NamedTuple):
         def gradients(x: Tensor, gain: Tensor, d_out: Tensor) -> tuple[Tensor, Tensor]:
             return self.norm_silu_backward(x, gain, d_out), self.norm_silu_gain(x, gain, d_out)
 
-        return NormedSiLU.apply(self.norm_silu, gradients, x, gain)  # type: ignore[no-any-return, no-untyped-call]
+        return NormedSiLUFunction.apply(self.norm_silu, gradients, x, gain)  # type: ignore[no-any-return, no-untyped-call]
 
 
 PLAIN = Steps()

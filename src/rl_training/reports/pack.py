@@ -28,7 +28,7 @@ NOT_SHARED = ("output_dir", "wandb", "tags", "tune")
 MACHINE = ("processor", "cpu_count", "gpu", "device", "started")  # of metadata.json; not its paths, host, command, git
 
 
-class Packed(NamedTuple):
+class PackedPolicy(NamedTuple):
     """What was packed, and where."""
 
     path: Path
@@ -46,7 +46,7 @@ class Chosen(NamedTuple):
 
 def pack_policy(
     runs: str | Path | Iterable[str | Path], out: str | Path = "policy.zip", *, best: bool = False
-) -> Packed:
+) -> PackedPolicy:
     """Write the policy of a run folder or checkpoint to a zip file, with config and model card.
 
     Of several runs, which differ in their seed, the one with the highest score is packed and the scores of all are
@@ -71,7 +71,7 @@ def pack_policy(
         write_atomic(target, lambda file: write_pack(file, contents, chosen.checkpoint, config))
     except OSError as error:
         raise InputError(f"{target} cannot be written: {error.strerror or error}") from error
-    return Packed(target, target.stat().st_size, facts, notes_of(chosen, config, picture))
+    return PackedPolicy(target, target.stat().st_size, facts, notes_of(chosen, config, picture))
 
 
 def write_pack(file: BinaryIO, pages: Mapping[str, bytes], checkpoint: Checkpoint, config: dict[str, Any]) -> None:
@@ -230,7 +230,7 @@ def notes_of(chosen: Chosen, config: Mapping[str, Any], picture: bytes | None) -
     return notes
 
 
-def describe_pack(packed: Packed) -> str:
+def describe_pack(packed: PackedPolicy) -> str:
     facts = packed.facts
     env = facts["env_id"] if isinstance(facts["env_id"], str) else ", ".join(facts["env_id"])
     scores, evaluation = facts["scores"], facts["evaluation"]

@@ -16,7 +16,7 @@ from rl_training.runtime.checkpoints import PART_NAME
 from rl_training.types import Metrics, State
 
 
-class Run(Protocol):
+class CallbackRun(Protocol):
     """The part of TrainingRun that the callbacks here use."""
 
     metrics: Metrics  # the last record
@@ -75,7 +75,7 @@ class EarlyStopping:
         self.num_bad = 0
         self._seen = 0
 
-    def __call__(self, run: Run) -> None:
+    def __call__(self, run: CallbackRun) -> None:
         if run.evaluations == self._seen:
             return
         self._seen = run.evaluations
@@ -119,7 +119,7 @@ class TimeLimit:
         self.minutes = minutes
         self._start = time.monotonic()
 
-    def __call__(self, run: Run) -> None:
+    def __call__(self, run: CallbackRun) -> None:
         if time.monotonic() - self._start >= 60 * self.minutes:
             run.stop(f"the time limit of {self.minutes:g} minutes is over")
 

@@ -29,7 +29,7 @@ TRUE, PREDICTED, SEEN = "#222222", "#1f6fb2", "#e9edf1"
 Write = Callable[[OpenLoop, Path], None]
 
 
-class Curve(NamedTuple):
+class PredictedCurve(NamedTuple):
     """A number over time."""
 
     name: str
@@ -150,15 +150,15 @@ def error_image(true: Array, predicted: Array) -> Array:
     return error.astype(np.uint8)
 
 
-def curves_of(dream: OpenLoop) -> list[Curve]:
+def curves_of(dream: OpenLoop) -> list[PredictedCurve]:
     """The first numbers of the observation, then reward and continuation."""
     curves = number_curves(dream)[:MOST_CURVES]
     true, predicted = dream.true, dream.predicted
-    curves.append(Curve("reward", true.reward, predicted.reward))
-    return [*curves, Curve("probability that the episode goes on", true.continuation, predicted.continuation)]
+    curves.append(PredictedCurve("reward", true.reward, predicted.reward))
+    return [*curves, PredictedCurve("probability that the episode goes on", true.continuation, predicted.continuation)]
 
 
-def number_curves(dream: OpenLoop) -> list[Curve]:
+def number_curves(dream: OpenLoop) -> list[PredictedCurve]:
     """Each number of the observation."""
     predicted, curves = arrays_of(dream.predicted.obs), []
     for key, part in arrays_of(dream.true.obs).items():
@@ -167,7 +167,7 @@ def number_curves(dream: OpenLoop) -> list[Curve]:
         true, samples = part.reshape(len(part), -1), predicted[key].reshape(*predicted[key].shape[:2], -1)
         for i, index in enumerate(np.ndindex(part.shape[1:])):
             place = f"[{', '.join(map(str, index))}]" if index else ""
-            curves.append(Curve(f"{key or 'observation'}{place}", true[:, i], samples[..., i]))
+            curves.append(PredictedCurve(f"{key or 'observation'}{place}", true[:, i], samples[..., i]))
     return curves
 
 
@@ -180,7 +180,7 @@ def text_of(dream: OpenLoop) -> str:
     )
 
 
-def layout(width: float, heights: list[float], across: int, curves: list[Curve]) -> tuple[Any, Any, Any]:
+def layout(width: float, heights: list[float], across: int, curves: list[PredictedCurve]) -> tuple[Any, Any, Any]:
     """(figure, axes of images, axes of curves)
 
     There are `across` axes in each row of images, whose heights are in inches, and rows of curves below.
@@ -217,7 +217,7 @@ def title(figure: Any, dream: OpenLoop) -> Any:
     return figure.suptitle(text_of(dream), fontsize=11)
 
 
-def draw_curve(axes: Any, dream: OpenLoop, curve: Curve) -> list[Any]:
+def draw_curve(axes: Any, dream: OpenLoop, curve: PredictedCurve) -> list[Any]:
     """Returns the lines."""
     steps = np.arange(1, len(curve.true) + 1)
     edge = dream.context + 0.5

@@ -238,7 +238,7 @@ class Polynomial(Decay):
         return float((1.0 - progress) ** self.power)
 
 
-class Steps(Schedule):
+class StepDecay(Schedule):
     kind: Literal["step"] = "step"
     needs: ClassVar[str | None] = "milestones: [50%, 75%] or every: 10%"
     start: Float = Field(description="value before the first drop; default: the fixed value")
@@ -247,7 +247,7 @@ class Steps(Schedule):
     every: Duration | None = Field(None, description="interval between drops, in env steps or per cent")
 
     @model_validator(mode="after")
-    def _one_rule(self) -> Steps:
+    def _one_rule(self) -> StepDecay:
         if (self.milestones is None) == (self.every is None):
             raise ValueError("a step schedule takes either milestones or every")
         return self
@@ -373,7 +373,7 @@ class Sequence(Schedule):
 
 KINDS: dict[str, type[Schedule]] = {
     cls.model_fields["kind"].default: cls
-    for cls in (Constant, Linear, Cosine, Exponential, Polynomial, Steps, Piecewise, Cyclic, Sequence)
+    for cls in (Constant, Linear, Cosine, Exponential, Polynomial, StepDecay, Piecewise, Cyclic, Sequence)
 }
 ALL_FIELDS = {name: field for cls in KINDS.values() for name, field in cls.model_fields.items()}
 SYNONYMS = {"type": "kind", "value": "start"}

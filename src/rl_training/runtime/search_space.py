@@ -59,7 +59,7 @@ class Range:
 
 
 @dataclass(frozen=True)
-class Choice:
+class CategoricalChoice:
     options: tuple[Any, ...]
 
     @property
@@ -96,16 +96,16 @@ class ScheduleSpace:
             return {}
         found = {} if len(self.kinds) == 1 else {f"{name}.kind": given["kind"]}
         for key, entry in self.entries.items():
-            if isinstance(entry, Range | Choice) and key in given:
+            if isinstance(entry, Range | CategoricalChoice) and key in given:
                 found |= entry.params_of(given[key], f"{name}.{key}")
         return found
 
 
-Node = Range | Choice | ScheduleSpace
+Node = Range | CategoricalChoice | ScheduleSpace
 
 
 def _suggest_entries(trial: Trial, name: str, entry: Any) -> Any:
-    if isinstance(entry, Range | Choice):
+    if isinstance(entry, Range | CategoricalChoice):
         return entry.suggest(trial, name)
     if isinstance(entry, Mapping):
         return {key: _suggest_entries(trial, f"{name}.{key}", each) for key, each in entry.items()}
@@ -233,7 +233,7 @@ def parse_entry(name: str, given: Any) -> Any:
         raise ValueError(f"{name}: {error}") from None
 
 
-def parse_distribution(given: Mapping[str, Any]) -> Range | Choice:
+def parse_distribution(given: Mapping[str, Any]) -> Range | CategoricalChoice:
     kinds = [key for key in given if key in DISTRIBUTIONS]
     if len(kinds) != 1:
         unknown = next((str(key) for key in given if key not in (*DISTRIBUTIONS, "step")), "")
@@ -245,14 +245,14 @@ def parse_distribution(given: Mapping[str, Any]) -> Range | Choice:
     return parse_choice(given[kind]) if kind == "choice" else parse_range(kind, given[kind], given.get("step"))
 
 
-def parse_choice(options: Any) -> Choice:
+def parse_choice(options: Any) -> CategoricalChoice:
     if not isinstance(options, list) or len(options) < 2:
         raise ValueError(f"choice should be a list of at least two values, got {shown(options)}")
     labels = [json.dumps(option) for option in options]
     twice = next((text for text in labels if labels.count(text) > 1), None)
     if twice is not None:
         raise ValueError(f"choice has {twice} twice")
-    return Choice(tuple(options))
+    return CategoricalChoice(tuple(options))
 
 
 def parse_range(kind: str, bounds: Any, step: Any) -> Range:

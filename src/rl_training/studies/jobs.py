@@ -52,7 +52,7 @@ class Outcome:
     seconds: float = 0.0  # of the last attempt
 
 
-class Plan(Protocol):
+class JobPlan(Protocol):
     """Which jobs there are, and what is done with their results."""
 
     def next(self) -> Job | None:
@@ -140,7 +140,7 @@ class _Running:
 class Jobs:
     """Runs the jobs of a plan until there are none left, or a signal comes."""
 
-    def __init__(self, plan: Plan, place: Place, view: View) -> None:
+    def __init__(self, plan: JobPlan, place: Place, view: View) -> None:
         self.plan, self.place, self.view = plan, place, view
         self.running: dict[int, _Running] = {}
         self.stopping: str | None = None  # the signal for which all jobs end

@@ -19,7 +19,7 @@ MOST_ENDED = 12  # rows of jobs that have ended; running ones are all shown
 
 
 @dataclass
-class Row:
+class JobRow:
     job: Job
     started: float = field(default_factory=time.monotonic)
     step: int = 0
@@ -55,12 +55,12 @@ class SilentView:
 
     def __init__(self, title: str, total: int | None, stream: TextIO) -> None:
         self.title, self.total, self.stream = title, total, LastingStream(stream)
-        self.rows: dict[str, Row] = {}
+        self.rows: dict[str, JobRow] = {}
         self.kept = 0  # jobs that had finished before
         self.opened = time.monotonic()
 
     def started(self, job: Job) -> None:
-        self.rows[str(job.folder)] = Row(job, total=int(job.config["total_timesteps"]))
+        self.rows[str(job.folder)] = JobRow(job, total=int(job.config["total_timesteps"]))
 
     def progress(self, job: Job, step: int, total: int, metrics: Metrics) -> None:
         row = self.rows[str(job.folder)]
@@ -168,7 +168,7 @@ class LiveView(SilentView):
             table.add_row(Text(row.job.name), state, done, *cells, duration(row.seconds), duration(row.left))
         return table
 
-    def shown(self) -> list[Row]:
+    def shown(self) -> list[JobRow]:
         rows = list(self.rows.values())
         ended = [row for row in rows if row.outcome is not None][-MOST_ENDED:]
         return [*ended, *(row for row in rows if row.outcome is None)]

@@ -96,13 +96,13 @@ def tune(
     """
     name, loaded = next(iter(named_configs(config, overrides, allow_import).items()))  # type: ignore[arg-type]
     folder = Path("tune", name) if out is None else Path(out)
-    options = Options(trials, _seeds(seeds, loaded), metric, direction, pruner, startup_trials)
+    options = StudyOptions(trials, _seeds(seeds, loaded), metric, direction, pruner, startup_trials)
     space_spec = dict(space or loaded.tune or default_space(loaded))
     base = with_evaluations(dataclasses.replace(loaded, tune={}), options)
     build_config({**config_data(base), "tune": space_spec}, needs_env=False)  # the space is checked with the config
     with locked(folder, "tune"):
         study = open_study(folder, base, space_spec, options)
-        search = Search(study, Space(space_spec, base.algo), base, folder, options, allow_import=allow_import)
+        search = StudySearch(study, Space(space_spec, base.algo), base, folder, options, allow_import=allow_import)
         try:
             if search.left:
                 run_search(search, name, jobs=jobs, ray=ray, progress=progress)
@@ -113,7 +113,7 @@ def tune(
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
+class StudyOptions:
     trials: int
     seeds: list[int]
     metric: str
@@ -141,7 +141,7 @@ def _seeds(given: Iterable[int] | None, config: TrainConfig) -> list[int]:
     return seeds
 
 
-def with_evaluations(config: TrainConfig, options: Options) -> TrainConfig:
+def with_evaluations(config: TrainConfig, options: StudyOptions) -> TrainConfig:
     """Pruning compares evaluations during training; of checkpoints, a trial needs only those to resume from."""
     interval = config.eval_interval
     if options.pruner != "none" and interval == 0:
@@ -159,7 +159,7 @@ def config_data(config: TrainConfig) -> dict[str, Any]:
     return data
 
 
-def open_study(folder: Path, base: TrainConfig, space: Mapping[str, Any], options: Options) -> optuna.Study:
+def open_study(folder: Path, base: TrainConfig, space: Mapping[str, Any], options: StudyOptions) -> optuna.Study:
     """The study in a folder, or a new one. An InputError if the folder's study is of another config or space."""
     content = {
         "config": plain_config(config_data(base), "the config"),
@@ -183,7 +183,7 @@ def open_study(folder: Path, base: TrainConfig, space: Mapping[str, Any], option
     )  # fmt: skip
 
 
-def make_pruner(base: TrainConfig, options: Options) -> optuna.pruners.BasePruner:
+def make_pruner(base: TrainConfig, options: StudyOptions) -> optuna.pruners.BasePruner:
     """Never before a third of the first seed: early evaluations say little about later ones."""
     if options.pruner == "none":
         return optuna.pruners.NopPruner()
@@ -203,7 +203,7 @@ class Running:
     waiting: bool = True  # for a job of its next seed
 
 
-class Search:
+class StudySearch:
     """The plan: trials, as Optuna proposes them."""
 
     def __init__(
@@ -212,7 +212,7 @@ class Search:
         space: Space,
         base: TrainConfig,
         folder: Path,
-        options: Options,
+        options: StudyOptions,
         *,
         allow_import: bool,
     ) -> None:
@@ -347,7 +347,7 @@ def discard_checkpoints(folder: Path) -> None:
             shutil.rmtree(path)
 
 
-def run_search(search: Search, name: str, *, jobs: int | None, ray: str | None, progress: str) -> None:
+def run_search(search: StudySearch, name: str, *, jobs: int | None, ray: str | None, progress: str) -> None:
     place = make_place(jobs, ray)
     view = None
     try:
@@ -369,7 +369,7 @@ def run_search(search: Search, name: str, *, jobs: int | None, ray: str | None, 
         place.close()
 
 
-def write_page(study: optuna.Study, name: str, folder: Path, options: Options) -> None:
+def write_page(study: optuna.Study, name: str, folder: Path, options: StudyOptions) -> None:
     """The plots of the study, and the curves of its best trials."""
     trials = study.get_trials(deepcopy=False)
     complete = ranked(trials, options.direction)
@@ -393,7 +393,9 @@ def best_trial(study: optuna.Study) -> FrozenTrial | None:
     return None
 
 
-def write_best(study: optuna.Study, loaded: TrainConfig, space: Space, folder: Path, options: Options) -> TuneResult:
+def write_best(
+    study: optuna.Study, loaded: TrainConfig, space: Space, folder: Path, options: StudyOptions
+) -> TuneResult:
     """Write the best config so far as YAML."""
     best = best_trial(study)
     trials = study.get_trials(deepcopy=False)
