@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from contextlib import nullcontext
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import test_dreamer_paths as dreamer
-from recorded_capture import RecordedCapture
+from build import build
+from recorded_capture import RecordedCapture, tensors
 from rl_training.acting import dreamer_fused, paths
 from rl_training.acting.dreamer_path import DreamerPath, StepsPath
 from rl_training.acting.graphed import GraphedGradient
 from rl_training.algorithms.dreamer import BEFORE, NUMBERS
-from rl_training.data.batch import upload
+from rl_training.data.batch import tree_map, upload
 from rl_training.ops.dreamer_steps import PLAIN
+from rl_training.types import Spaces
 
 pytestmark = pytest.mark.filterwarnings("error:a gradient cannot be captured")
 IMAGE = gym.spaces.Box(0, 255, (48, 48, 1), np.uint8)
@@ -150,6 +154,41 @@ def test_steps_on_a_gpu_are_close_to_the_plain_ones(action: str, obs: str, preci
         assert torch.nn.functional.cosine_similarity(ours, theirs, 0) > 0.97
         fast.model.load_state_dict(plain.model.state_dict())
     assert fast.fast_step.graph is not None
+
+
+class AllOnDevice(TorchDispatchMode):
+    """Refuses operations that make, take or return a tensor elsewhere than on a device."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self.device, self.operations = device, 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        output = func(*args, **(kwargs or {}))
+        where = {tensor.device for tensor in tensors((args, kwargs, output))}
+        assert where <= {self.device}, f"{func} on {where}"
+        self.operations += bool(where)
+        return output
+
+
+@pytest.mark.parametrize("dtype", dreamer.TYPES, ids=str)
+@pytest.mark.parametrize(("action", "obs"), [("discrete", "image"), ("multidiscrete", "mixed"), ("box", "vector")])
+def test_a_step_stays_on_its_device(obs: str, action: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the device "meta", whose tensors have no numbers: reading one back is an error, as it is in a capture."""
+    meta = torch.device("meta")
+    learner = dreamer.make(action, obs=OBSERVATIONS[obs])
+    batch = dreamer.some_batch(learner, obs=OBSERVATIONS[obs])
+    noise = learner.noise(batch)
+    inputs = tree_map(lambda x: x.to(meta), {"batch": batch, "noise": noise._asdict(), "numbers": learner.numbers()})
+    with monkeypatch.context() as patched:
+        patched.setattr(torch, "Generator", lambda device: None)  # there is none for this device
+        moved: Any = build("dreamer", Spaces(OBSERVATIONS[obs], dreamer.ACTIONS[action]), learner.hp, device=meta)
+    moved.path = StepsPath(moved.model, dtype, PLAIN)
+    moved.path.products = nullcontext  # there is no autocast for it
+    with AllOnDevice(meta) as mode:
+        report = moved.gradient_step(inputs)
+    assert {value.device for value in report.values()} == {meta}
+    assert mode.operations > 1_000
 
 
 # --- compiled steps ---------------------------------------------------------------------------------------------------

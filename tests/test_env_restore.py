@@ -21,6 +21,8 @@ CASES = {
     "cartpole_vector": ("CartPole-v1", {"backend": "vector"}, 60),
     "cartpole_async": ("CartPole-v1", {"backend": "async"}, 60),
     "cartpole_repeat": ("CartPole-v1", {"wrappers": {"action_repeat": 3}}, 20),
+    "cartpole_pixels": ("CartPole-v1", {"wrappers": {"pixels": True}}, 20),
+    "cartpole_pixels_async": ("CartPole-v1", {"wrappers": {"pixels": True}, "backend": "async"}, 20),
     "pendulum": ("Pendulum-v1", {}, 30),
     "lunar_lander": ("LunarLander-v3", {}, 90),
     "half_cheetah": ("HalfCheetah-v5", {}, 25),

@@ -9,7 +9,7 @@ from typer.main import get_command
 
 from rl_training import ALGORITHMS
 from rl_training.cli import app
-from rl_training.config import AtariOptions, EnvOptions, Wrappers, config_fields
+from rl_training.config import AtariOptions, EnvOptions, PixelOptions, Wrappers, config_fields
 from rl_training.runtime.callbacks import CallbackOptions, EarlyStoppingOptions, TimeLimitOptions
 from rl_training.runtime.hyperparameters import hyperparameters_of
 from rl_training.runtime.schedules import KINDS, Warmup
@@ -54,7 +54,16 @@ def hyperparameters():
 
 
 def config_keys():
-    options = [AtariOptions, Wrappers, EnvOptions, EarlyStoppingOptions, TimeLimitOptions, CallbackOptions, Warmup]
+    options = [
+        AtariOptions,
+        PixelOptions,
+        Wrappers,
+        EnvOptions,
+        EarlyStoppingOptions,
+        TimeLimitOptions,
+        CallbackOptions,
+        Warmup,
+    ]
     models = {cls.__name__: cls.model_fields for cls in [*options, *KINDS.values()]} | {"TrainConfig": config_fields()}
     return {
         f"{cls}.{name}": info.description

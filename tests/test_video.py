@@ -107,7 +107,7 @@ def test_the_record_command(run_dir, tmp_path):
     ("draws", "error"),
     [
         ("errors", "NumberedForTests-v0 cannot be drawn: RuntimeError: no GL context; .*MUJOCO_GL=egl"),
-        ("text", r"NumberedForTests-v0 cannot be filmed: render\(\) should give bytes .*, got str"),
+        ("text", r"NumberedForTests-v0 cannot be drawn: render\(\) should give bytes .*, got str"),
     ],
 )
 def test_an_environment_that_fails_to_draw_is_named_and_leaves_no_file(draws, error, run_dir, tmp_path, monkeypatch):
@@ -118,9 +118,9 @@ def test_an_environment_that_fails_to_draw_is_named_and_leaves_no_file(draws, er
 
 
 def test_an_environment_without_images_is_refused_before_anything_is_made():
-    with pytest.raises(InputError, match=r"TicTacToe-v0 cannot be filmed: its render modes are ansi, .* rgb_array"):
+    with pytest.raises(InputError, match=r"TicTacToe-v0 draws no images: its render modes are ansi, .* rgb_array"):
         filmed_kwargs("TicTacToe-v0", {})
-    with pytest.raises(InputError, match="CounterForTests-v0 cannot be filmed: its render modes are none"):
+    with pytest.raises(InputError, match="CounterForTests-v0 draws no images: its render modes are none"):
         filmed_kwargs("CounterForTests-v0", {})
 
 

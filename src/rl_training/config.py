@@ -92,6 +92,18 @@ class AtariOptions(Options):
     sticky: Float = Field(0.0, ge=0, le=1, description="sticky actions: probability of repeating the last action")
 
 
+class PixelOptions(Options):
+    """Images of the environment as observations."""
+
+    size: Int = Field(64, ge=16, le=1_024, description="height and width of the image in pixels")
+    grayscale: StrictBool = Field(False, description="grayscale images (1 channel) instead of RGB (3 channels)")
+    keep_state: StrictBool = Field(
+        False,
+        description="observe a Dict: the image as `pixels`, and the environment's observation as `state` or, of a Dict, "
+        "under its own keys",
+    )
+
+
 class Wrappers(Options):
     """Preprocessing between the environment and the algorithm, innermost first."""
 
@@ -102,6 +114,9 @@ class Wrappers(Options):
         None, ge=1, le=1_000, description="environment steps per action, which together count as one step"
     )
     atari: StrictBool | AtariOptions = Field(False, description="Atari preprocessing; true: with its defaults")
+    pixels: StrictBool | PixelOptions = Field(
+        False, description="observe images of what the environment draws; true: with the defaults below"
+    )
     frame_stack: Int | None = Field(
         None, ge=1, le=1_024, description="stack this many observations on a new first axis"
     )

@@ -18,10 +18,12 @@ from gymnasium.vector import AutoresetMode
 
 import rl_training.envs.board_games
 import rl_training.envs.classic  # noqa: F401  both register their ids
-from rl_training.config import AtariOptions, EnvOptions, Wrappers
+from rl_training.config import AtariOptions, EnvOptions, PixelOptions, Wrappers
 from rl_training.envs import atari
 from rl_training.envs.backends import EnvPoolEnvs, VectorEnvs
 from rl_training.envs.episodes import ActionRepeat, Envs, Episodes, SyncEnvs, episode_seed, seed_process
+from rl_training.envs.pixels import Pixels
+from rl_training.envs.rendering import MODE, check_draws, without_screen
 from rl_training.envs.workers import Workers
 from rl_training.errors import InputError, MissingPackage
 from rl_training.types import Array
@@ -135,10 +137,14 @@ def make_envs(
     """N environments. Evaluation (not training) plays whole games: no episodic life. log_info: see TrainConfig."""
     options, kwargs = split_env_kwargs(env_kwargs)
     plan = EnvPlan(env_id, num_envs, seed, options.wrappers, kwargs, training, options.env_timeout, tuple(log_info))
+    if plan.pixels:
+        without_screen()
     if options.backend != "envpool":
         check_env_id(env_id)
     if plan.atari:
         _check_atari(plan)
+    if plan.pixels:
+        _check_pixels(plan)
     backend = choose_backend(plan) if options.backend == "auto" else options.backend
     try:
         envs = BACKENDS[backend](plan)
@@ -169,6 +175,17 @@ class EnvPlan:
         return AtariOptions.model_validate({}) if atari is True else atari or None
 
     @property
+    def pixels(self) -> PixelOptions | None:
+        pixels = self.wrappers.pixels
+        return PixelOptions.model_validate({}) if pixels is True else pixels or None
+
+    @property
+    def wrapped(self) -> bool:
+        """Whether single environments are wrapped, so that they cannot be made as one vectorised environment."""
+        wrappers = self.wrappers
+        return bool(wrappers.frame_stack or wrappers.action_repeat or self.pixels or self.atari)
+
+    @property
     def episodic_life(self) -> bool:
         return self.training and self.atari is not None and self.atari.episodic_life
 
@@ -183,12 +200,19 @@ def _check_atari(plan: EnvPlan) -> None:
             raise InputError(f"env_kwargs.{key} of {plan.env_id} is set by wrappers.atari.{ours}: give that instead")
 
 
+def _check_pixels(plan: EnvPlan) -> None:
+    if plan.atari:
+        raise InputError("wrappers.pixels: wrappers.atari gives images already, remove one of them")
+    if plan.kwargs.get("render_mode", MODE) != MODE:
+        raise InputError(f"env_kwargs.render_mode: wrappers.pixels needs {MODE!r}, got {plan.kwargs['render_mode']!r}")
+    check_draws(plan.env_id, _spec(plan.env_id))
+
+
 def choose_backend(plan: EnvPlan) -> str:
     """The fastest backend that gives the same environment."""
     if is_atari(plan.env_id):
         return "ale" if plan.atari and not _not_in_ale(plan) else "sync"
-    wrapped = plan.wrappers.frame_stack or plan.wrappers.action_repeat
-    if plan.num_envs >= VECTOR_PAYS_FROM and not wrapped and _numpy_vector(_spec(plan.env_id)):
+    if plan.num_envs >= VECTOR_PAYS_FROM and not plan.wrapped and _numpy_vector(_spec(plan.env_id)):
         return "vector"
     return "sync"
 
@@ -219,8 +243,11 @@ def single_env(plan: EnvPlan, index: int, *, owns_process: bool = False) -> gym.
         kwargs |= {"frameskip": 1, "repeat_action_probability": plan.atari.sticky}
     elif limit:
         kwargs["max_episode_steps"] = limit * (repeat or 1)  # the limit is in steps of the agent
+    if plan.pixels:
+        kwargs["render_mode"] = MODE
     env = gym.make(plan.env_id, disable_env_checker=True, **kwargs)
     env = ActionRepeat(env, repeat) if repeat else env
+    env = Pixels(env, plan.pixels) if plan.pixels else env
     if plan.atari:
         env = atari.preprocess(env, plan.atari)
         env = gym.wrappers.TimeLimit(env, limit) if limit else env
@@ -250,7 +277,7 @@ def _in_process(parent: int, plan: EnvPlan, index: int) -> gym.Env:
 
 def _vector(plan: EnvPlan) -> Envs:
     spec = _spec(plan.env_id)
-    if spec.vector_entry_point is None or plan.wrappers.frame_stack or plan.wrappers.action_repeat or plan.atari:
+    if spec.vector_entry_point is None or plan.wrapped:
         reason = "has no vectorised form" if spec.vector_entry_point is None else "takes no wrappers in vectorised form"
         raise InputError(f"backend 'vector': {plan.env_id} {reason}; use 'auto', 'sync' or 'async'")
     kwargs = dict(plan.kwargs)
@@ -304,8 +331,9 @@ def _envpool(plan: EnvPlan) -> Envs:
             "backend 'envpool' needs its package: pip install envpool, or use backend 'auto'"
         ) from error
     options, stack = plan.atari, plan.wrappers.frame_stack
-    if plan.wrappers.action_repeat:
-        raise InputError("backend 'envpool' cannot express wrappers.action_repeat; use 'auto'")
+    for name in ("action_repeat", "pixels"):
+        if getattr(plan.wrappers, name):
+            raise InputError(f"backend 'envpool' cannot express wrappers.{name}; use 'auto'")
     if bool(options) != bool(stack) or (options and not options.grayscale):
         raise InputError("backend 'envpool' stacks frames only of Atari games, in grey, and stacks them always")
     kwargs = dict(plan.kwargs)

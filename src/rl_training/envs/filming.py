@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import gymnasium as gym
-import numpy as np
-from gymnasium.envs.registration import load_env_creator
 
 from rl_training.config import EnvOptions
 from rl_training.envs.episodes import Envs, Episodes, SyncEnvs
 from rl_training.envs.factory import check_env_id, spec_of
-from rl_training.errors import InputError, MissingPackage
+from rl_training.envs.rendering import MODE, check_draws, image_of, without_screen
 from rl_training.types import Array
 
-MODE = "rgb_array"
 USUAL_FPS = 30  # where an environment does not say how fast it is
 ATARI_FPS = 60  # of the console
-NO_SCREEN = {"MUJOCO_GL": "egl", "SDL_VIDEODRIVER": "dummy"}  # MuJoCo and pygame would look for a window
 
 
 class Filmed(gym.Wrapper):
@@ -67,17 +61,9 @@ def filmed_kwargs(env_id: str, env_kwargs: Mapping[str, Any]) -> dict[str, Any]:
 
     An InputError if it declares that it cannot.
     """
+    without_screen()
     check_env_id(env_id)
-    spec = spec_of(env_id)
-    if spec is not None and spec.entry_point is not None:
-        creator = spec.entry_point if callable(spec.entry_point) else load_env_creator(spec.entry_point)
-        modes = (getattr(creator, "metadata", None) or {}).get("render_modes")
-        if modes is not None and MODE not in modes:
-            known = ", ".join(map(str, modes)) or "none"
-            raise InputError(f"{env_id} cannot be filmed: its render modes are {known}, and a video needs {MODE}")
-    if sys.platform == "linux" and not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
-        for name, value in NO_SCREEN.items():
-            os.environ.setdefault(name, value)
+    check_draws(env_id, spec_of(env_id))
     return {**env_kwargs, "backend": "sync", "render_mode": MODE}
 
 
@@ -89,20 +75,3 @@ def frames_per_second(envs: Envs, env_kwargs: Mapping[str, Any]) -> float:
         return ATARI_FPS / (4 if wrappers.atari is True else wrappers.atari.frame_skip)
     fps = float(envs.envs[0].metadata.get("render_fps") or USUAL_FPS)
     return max(1.0, fps / (wrappers.action_repeat or 1))
-
-
-def image_of(env: gym.Env) -> Array:
-    """[H, W, 3] bytes"""
-    name = env.spec.id if env.spec is not None else type(env.unwrapped).__name__
-    try:
-        image: Any = env.render()
-    except gym.error.DependencyNotInstalled as error:
-        raise MissingPackage(f'{name} cannot be drawn: {error}; pip install "rl-training[video]"') from error
-    except Exception as error:
-        remedy = "; on a machine without a screen MuJoCo draws with MUJOCO_GL=egl or MUJOCO_GL=osmesa"
-        remedy = remedy if "mujoco" in type(error).__module__ or "gl" in str(error).lower() else ""
-        raise InputError(f"{name} cannot be drawn: {type(error).__name__}: {error}{remedy}") from error
-    if not (isinstance(image, np.ndarray) and image.dtype == np.uint8 and image.ndim == 3 and image.shape[2] == 3):
-        got = f"an array {image.shape} of {image.dtype}" if isinstance(image, np.ndarray) else type(image).__name__
-        raise InputError(f"{name} cannot be filmed: render() should give bytes [height, width, 3], got {got}")
-    return image

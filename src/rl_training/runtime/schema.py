@@ -7,7 +7,16 @@ from typing import Any, Union
 
 from pydantic import TypeAdapter
 
-from rl_training.config import AtariOptions, EnvOptions, Execution, Options, TrainConfig, Wrappers, config_fields
+from rl_training.config import (
+    AtariOptions,
+    EnvOptions,
+    Execution,
+    Options,
+    PixelOptions,
+    TrainConfig,
+    Wrappers,
+    config_fields,
+)
 from rl_training.runtime.callbacks import CallbackOptions, EarlyStoppingOptions, TimeLimitOptions
 from rl_training.runtime.hyperparameters import PARTS, Hyperparameter, hyperparameters_of, names_of, type_name
 from rl_training.runtime.registry import ALGORITHMS
@@ -105,6 +114,8 @@ def reference() -> str:
         _options_table(Wrappers.model_fields),
         "### wrappers.atari",
         _options_table(AtariOptions.model_fields),
+        "### wrappers.pixels",
+        _options_table(PixelOptions.model_fields),
         "## execution",
         _options_table(Execution.model_fields),
         "## callbacks",
