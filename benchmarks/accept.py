@@ -121,6 +121,7 @@ BARS = {
     ),
     "efficientzero-cartpole": Bar("configs/efficientzero/cartpole.yaml", 3, 475, cost=8),
     "dreamer-cartpole": Bar("configs/dreamer/cartpole.yaml", 2, 400, cost=6),
+    "dreamer-cartpole-pixels": Bar("configs/dreamer/cartpole_pixels.yaml", 2, 400, cost=20),
     "dreamer-pendulum": Bar("configs/dreamer/pendulum.yaml", 2, -300, cost=8),
     "muzero-lunarlander": Bar("configs/muzero/lunarlander.yaml", 1, 200, cost=30),
     "muzero-tictactoe": Bar("configs/muzero/tictactoe.yaml", 1, 0, cost=6, of="worst"),

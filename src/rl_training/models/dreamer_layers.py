@@ -70,29 +70,29 @@ class BlockLinear(nn.Module):
         return product.reshape(*lead, -1) + self.bias
 
 
-def normed_silu(x: Tensor, gain: Tensor, dim: int = -1) -> Tensor:
+def normed_silu(x: Tensor, gain: Tensor) -> Tensor:
     """SiLU of numbers [..., n] that are divided by their root mean square and multiplied by gain [n].
 
-    The norm is computed in float32. dim: the axis of the numbers.
+    The norm is computed in float32.
     """
     wide = x.float()
-    gain = gain.view(-1, *[1] * (-1 - dim))
-    normed = wide * (wide.square().mean(dim, keepdim=True) + NORM_EPS).rsqrt() * gain
+    normed = wide * (wide.square().mean(-1, keepdim=True) + NORM_EPS).rsqrt() * gain
     return F.silu(normed.to(x.dtype))
 
 
 class NormedSiLU(nn.Module):
     """`normed_silu` with a learned gain."""
 
-    function: Callable[..., Tensor] = staticmethod(normed_silu)  # or another implementation, for the last axis
+    function: Callable[..., Tensor] = staticmethod(normed_silu)  # or another implementation
 
     def __init__(self, size: int, dim: int = -1) -> None:
+        """dim: the axis of the numbers."""
         super().__init__()
         self.dim = dim
         self.gain = nn.Parameter(torch.ones(size))
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.function(x, self.gain) if self.dim == -1 else normed_silu(x, self.gain, self.dim)
+        return self.function(x.movedim(self.dim, -1), self.gain).movedim(-1, self.dim)
 
 
 class NormedMLP(nn.Sequential):
