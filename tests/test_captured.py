@@ -279,6 +279,24 @@ def test_what_cannot_be_captured_goes_on_without() -> None:
     assert capture.made == []
 
 
+def test_the_cause_is_what_failed_first() -> None:
+    """An end of a capture that has failed raises an error too."""
+    one, batch = prepared("muzero")
+    capture = graphed(one)
+
+    def fails(function: Any) -> None:
+        try:
+            raise RuntimeError("operation not permitted when stream is capturing")
+        finally:
+            raise RuntimeError("failed due to a previous error during capture")
+
+    capture.__class__ = type("Failing", (RecordedCapture,), {"__call__": lambda self, function: fails(function)})
+    for _ in range(GraphedGradient.WARM_UP):
+        one.update(batch)
+    with pytest.warns(UserWarning, match=r"as a CUDA graph \(operation not permitted"):
+        one.update(batch)
+
+
 @pytest.mark.parametrize("case", ["muzero", "gumbel", "continuous", "efficientzero"])
 def test_every_number_that_a_gradient_reads_is_a_constant_of_its_capture(case: str) -> None:
     """One that is not would stay in the graph as it was, whatever its schedule says."""

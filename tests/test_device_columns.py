@@ -49,3 +49,24 @@ def test_learning_from_columns_on_a_device() -> None:
             for name in LATENT:
                 np.testing.assert_array_equal(saved[0][name], saved[1][name])
     assert learners[0].gradient_steps == learners[1].gradient_steps > 20
+
+
+class Elsewhere(torch.Tensor):
+    """A tensor that numpy cannot read, as one on a GPU."""
+
+    def __array__(self, *args: Any, **kwargs: Any) -> Any:
+        raise TypeError("can't convert cuda:0 device type tensor to numpy")
+
+    def cpu(self, *args: Any, **kwargs: Any) -> Any:
+        return self.as_subclass(torch.Tensor)
+
+
+def test_latents_of_a_device_without_space_for_the_columns_go_to_the_arrays() -> None:
+    learner = make(buffer_capacity=40)
+    replay = make_replay("dreamer", learner, DISCRETE, NUM_ENVS)
+    for _, step in zip(range(10), stream(NUM_ENVS), strict=False):
+        replay.add(step)
+    place = np.array([[2, 3]])
+    deter = torch.rand(1, 2, *replay.columns["deter"].shape[1:]).half()
+    replay.put(place, deter=deter.as_subclass(Elsewhere))
+    np.testing.assert_array_equal(replay.columns["deter"][place], deter.numpy())

@@ -121,7 +121,9 @@ def test_a_long_schedule_of_lengths_is_captured_to_its_end(monkeypatch: pytest.M
 
 def test_the_path_and_the_capture_are_chosen_for_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     model = dreamer.make().model
-    monkeypatch.setattr(paths, "fused_path", functools.partial(dreamer_fused.fused_path, compile=lambda f: f))
+    monkeypatch.setattr(
+        paths, "fused_path", functools.partial(dreamer_fused.fused_path, compile=lambda f, **options: f)
+    )
     gpu, cpu = torch.device("cuda"), torch.device("cpu")
     for precision, dtype in (("auto", torch.bfloat16), ("float32", torch.float32)):
         chosen = paths.make_dreamer_path(model, precision, gpu, rows=4)
@@ -198,8 +200,8 @@ def test_a_step_stays_on_its_device(obs: str, action: str, dtype: torch.dtype, m
 def test_every_step_can_be_compiled_as_a_whole(dtype: torch.dtype, recwarn: pytest.WarningsRecorder) -> None:
     """Without breaks, from which the compiler would return to Python. The compiler's last stage is left out."""
 
-    def traced(function: Any) -> Any:
-        return torch.compile(function, backend="aot_eager", fullgraph=True)
+    def traced(function: Any, **options: Any) -> Any:
+        return torch.compile(function, backend="aot_eager", fullgraph=True, **options)
 
     model = dreamer.make().model
     path = dreamer_fused.fused_path(model, dtype, 3, traced)
@@ -209,11 +211,41 @@ def test_every_step_can_be_compiled_as_a_whole(dtype: torch.dtype, recwarn: pyte
     assert named == set(PLAIN._fields)
 
 
-def wrong(function: Any) -> Any:
-    return function if function is not PLAIN.gru else lambda *given: function(*given) + 1
+def test_every_layer_has_compiled_steps_of_its_own() -> None:
+    """However many there are: one compiled function for all would run uncompiled after eight of them."""
+    graphs: list[str] = []
+
+    def count(graph: Any, inputs: Any) -> Any:
+        graphs.append(str(graph))
+        return graph
+
+    def counted(function: Any, **options: Any) -> Any:
+        return torch.compile(function, backend=count, fullgraph=True, **options)
+
+    paths = []
+    for precision in ("float32", "bfloat16"):
+        for width in (12, 16):
+            learner = dreamer.make("box", obs=MIXED, precision=precision, hidden=width)
+            learner.path = dreamer_fused.fused_path(learner.model, learner.path.dtype, dreamer.B, counted)
+            batch = dreamer.some_batch(learner, obs=MIXED)
+            for _ in range(2):
+                learner.update(batch, learner.noise(batch))
+            paths.append(learner.path)
+    made = [combinations(path) for path in paths]
+    assert max(sum(len(each.made) for each in all_made) for all_made in made) > 20
+    assert len(graphs) == sum(len(each.made) for all_made in made for each in all_made)
+    assert all(run is not each.function for all_made in made for each in all_made for run in each.made.values())
 
 
-def broken(function: Any) -> Any:
+def combinations(path: StepsPath) -> list[Any]:
+    return [step for step in path.steps if isinstance(step, dreamer_fused.Compiled)]
+
+
+def wrong(function: Any, **options: Any) -> Any:
+    return function if function.__name__ != "gru" else lambda *given: function(*given) + 1
+
+
+def broken(function: Any, **options: Any) -> Any:
     def run(*given: Any) -> Any:
         raise RuntimeError("Failed to find C compiler.\nPlease specify one.")
 
@@ -222,5 +254,46 @@ def broken(function: Any) -> Any:
 
 @pytest.mark.parametrize(("compiler", "cause"), [(broken, "Failed to find C compiler"), (wrong, "gru")])
 def test_where_nothing_can_be_compiled_the_plain_steps_run(compiler: Any, cause: str) -> None:
-    with pytest.warns(UserWarning, match=rf"torch.compile does not work here \({cause}.*trains without it"):
+    with pytest.warns(UserWarning, match=rf"torch.compile does not work here \({cause}.*trains without it") as warned:
         assert dreamer_fused.fused_path(dreamer.make().model, torch.float32, 3, compiler).steps is PLAIN
+    assert len(warned) == 1
+
+
+def test_a_compiler_that_fails_later_does_not_end_the_run() -> None:
+    """At the shapes of imagination, which no gradient step has seen before."""
+    learner, plain = dreamer.make(path="written out"), dreamer.make(path="written out")
+    allowed = 0
+
+    def failing(function: Any, **options: Any) -> Any:
+        nonlocal allowed
+        allowed -= 1
+        return function if allowed >= 0 else broken(function)
+
+    allowed = 12
+    learner.path = dreamer_fused.fused_path(learner.model, torch.float32, dreamer.B, failing)
+    assert allowed < 6
+    batch = dreamer.some_batch(plain)
+    noise = plain.noise(batch)
+    with pytest.warns(UserWarning, match="Failed to find C compiler.*trains without it") as warned:
+        report, _ = learner.update(batch, noise)
+    assert len(warned) == 1
+    for name, value in plain.update(batch, noise)[0].items():
+        assert torch.equal(report[name], value), name
+
+
+def test_samples_next_to_a_boundary_may_differ() -> None:
+    """A compiled sum may be rounded otherwise. That is no reason to train uncompiled; other samples are."""
+    sampled = PLAIN.mixed_sample
+
+    def with_others(count: int) -> StepsPath:
+        def other(logits: torch.Tensor, noise: torch.Tensor) -> Any:
+            probs, sample = sampled(logits, noise)
+            sample.view(-1)[:count] = 1 - sample.view(-1)[:count]
+            return probs, sample
+
+        compiler = lambda f, **options: other if f.__name__ == "mixed_sample" else f  # noqa: E731
+        return dreamer_fused.fused_path(dreamer.make().model, torch.float32, 3, compiler)
+
+    assert with_others(4).steps is not PLAIN
+    with pytest.warns(UserWarning, match=r"does not work here \(mixed_sample\)"):
+        assert with_others(100).steps is PLAIN

@@ -99,8 +99,7 @@ class PixelOptions(Options):
     grayscale: StrictBool = Field(False, description="grayscale images (1 channel) instead of RGB (3 channels)")
     keep_state: StrictBool = Field(
         False,
-        description="observe a Dict: the image as `pixels`, and the environment's observation as `state` or, of a Dict, "
-        "under its own keys",
+        description="observe a Dict: `pixels`, and the environment's observation as `state` or under its own keys",
     )
 
 

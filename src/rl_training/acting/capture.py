@@ -45,8 +45,12 @@ class CudaGraph:
     def __init__(self, function: Callable[[], Any], device: torch.device | None) -> None:
         self.stream = torch.cuda.current_stream(device)  # the call takes as long as a kernel
         self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
-            self.output = function()
+        try:
+            with torch.cuda.graph(self.graph):
+                self.output = function()
+        except BaseException:
+            torch.cuda.set_stream(self.stream)  # a capture that fails leaves its own behind
+            raise
         self.done = torch.cuda.Event()  # type: ignore[no-untyped-call]
 
     def replay(self) -> None:

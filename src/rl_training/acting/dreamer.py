@@ -13,7 +13,7 @@ from rl_training.acting.actor import NetworkActor, choose, without
 from rl_training.acting.dreamer_open_loop import predict_open_loop
 from rl_training.acting.exportable import Choice, Exportable
 from rl_training.acting.recurrent import checked_memory
-from rl_training.data.batch import rows_of, to_tensors
+from rl_training.data.batch import rows_of, to_array, to_tensors
 from rl_training.data.fields import step_fields
 from rl_training.data.history import num_rows
 from rl_training.errors import InputError
@@ -142,7 +142,3 @@ def see(model: DreamerModel, obs: TensorTree, before: Latent, action: Tensor, no
 def scores_of(model: DreamerModel, latent: Latent) -> Tensor:
     """[N, A] logits of all choices, or means before they are squashed."""
     return cast(Tensor, model.policy.output(model.policy.hidden(latent)))
-
-
-def to_array(tensor: Tensor) -> Array:
-    return tensor.cpu().numpy()

@@ -65,8 +65,9 @@ class GraphedGradient:
         self.batch = tree_map(torch.clone, batch)
         try:
             return self.capture(lambda: self.gradient(self.batch))
-        except RuntimeError as error:
-            cause = (str(error).strip() or type(error).__name__).splitlines()[0]
+        except Exception as error:
+            first = error.__context__ or error  # what failed, before the end of the capture did
+            cause = (str(first).strip() or type(first).__name__).splitlines()[0]
             warnings.warn(f"a gradient cannot be captured as a CUDA graph ({cause}): it runs slower", stacklevel=2)
             self.can_capture, self.batch = False, {}
             return None

@@ -40,17 +40,22 @@ def to_tensors(tree: Any, device: torch.device) -> Any:
     return to_device(tree_map(torch.as_tensor, tree), device)
 
 
+def to_array(x: Array | Tensor) -> Array:
+    """A tensor on any device as an array; an array as it is."""
+    return x.cpu().numpy() if isinstance(x, Tensor) else x
+
+
 def upload(tree: Any, device: torch.device) -> Any:
     """Arrays or tensors, or nested dicts of them, as tensors on the device, without waiting for what runs there.
 
-    From memory that is not pinned, a copy to a GPU would wait.
+    A copy to a GPU would wait if its source was not pinned, or had gaps.
     """
     if device.type != "cuda":
         return to_tensors(tree, device)
 
     def copied(x: Any) -> Tensor:
         tensor = torch.as_tensor(x)
-        return tensor if tensor.is_cuda else tensor.pin_memory().to(device, non_blocking=True)
+        return tensor if tensor.is_cuda else tensor.contiguous().pin_memory().to(device, non_blocking=True)
 
     return tree_map(copied, tree)
 

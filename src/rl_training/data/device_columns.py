@@ -32,6 +32,12 @@ class DeviceColumns:
             tensor[index] = upload(self.arrays[name][place], self.device)
         self.newer[place] = False
 
+    def reload(self) -> None:
+        """Copy all of the arrays."""
+        for name, tensor in self.tensors.items():
+            tensor.copy_(torch.from_numpy(self.arrays[name]))
+        self.newer[:] = False
+
     def put(self, place: Array, columns: Mapping[str, Array | Tensor]) -> None:
         """Overwrite entries [..., ...] at places [...]. Where a place is given twice, the last entry counts."""
         values = {name: torch.as_tensor(value, device=self.device) for name, value in columns.items()}

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rl_training.data.batch import tree_map
+from rl_training.data.batch import to_array, tree_map
 from rl_training.data.device_columns import DeviceColumns
 from rl_training.data.fields import check_step
 from rl_training.data.replay_saving import hold_rows, load_ring_state, ring_state
@@ -227,7 +227,7 @@ class Replay:
         if self.device_columns and columns.keys() <= self.device_columns.tensors.keys():
             self.device_columns.put(place, columns)
         else:
-            self.ring.put(place, **columns)
+            self.ring.put(place, **{name: to_array(value) for name, value in columns.items()})
 
     def entries(self, name: str, place: Array) -> Any:
         """[..., ...] The entries of a column at places [...]: an array, or a tensor where the device has the column."""
@@ -286,7 +286,7 @@ class Replay:
         if self.added:
             self._copy_to_device()
             if self.device_columns:
-                self.device_columns.refresh(np.arange(len(self.valid)))
+                self.device_columns.reload()
 
 
 def make_priorities(places: int) -> Priorities:

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rl_training.data.batch import tree_map
+from rl_training.data.batch import tree_map, upload
 from rl_training.data.fields import num_bytes
 from rl_training.errors import InputError
 from rl_training.types import Array, Field, Fields, Observation, Step
@@ -157,7 +157,7 @@ class Ring:
             place = self.after(place[:, None], np.arange(1 - self.frame_stack, 1))
         if self.device is None:
             return tree_map(lambda x: x[place], self.obs)
-        index = to_tensor(place, self.device)
+        index = upload(np.ascontiguousarray(place), self.device)
         return tree_map(lambda x: x[index], self.device_obs)
 
     def copy_to_device(self, device: torch.device) -> bool:
