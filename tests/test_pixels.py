@@ -153,7 +153,7 @@ def test_a_run_on_images_is_trained_evaluated_filmed_and_used(tmp_path):
         "num_envs": 2,
         "eval_episodes": 2,
         "checkpoint_interval": 32,
-        "env_kwargs": {"wrappers": {"pixels": {"size": 40, "grayscale": True}}},
+        "env_kwargs": {"wrappers": {"pixels": {"size": 40, "grayscale": True}, "frame_stack": 2}},
         "algo_kwargs": {"num_steps": 16, "num_minibatches": 1, "update_epochs": 1},
         "output_dir": str(tmp_path / "runs"),
     }
@@ -161,6 +161,6 @@ def test_a_run_on_images_is_trained_evaluated_filmed_and_used(tmp_path):
     path.write_text(json.dumps(config))  # JSON is YAML
     cli("train", path)
     run = next((tmp_path / "runs").iterdir())
-    assert load_policy(run).act(np.zeros((40, 40, 1), np.uint8)) in range(5)
+    assert load_policy(run).act(np.zeros((2, 40, 40, 1), np.uint8)) in range(5)
     assert evaluate_checkpoint(run, num_episodes=2)["eval_return_mean"] >= 60  # 10 + 20 + 30, and the actions
     assert record_video(run, tmp_path / "film.gif", num_episodes=1).frames == 4
