@@ -115,8 +115,8 @@ def reference() -> str:
         "### wrappers.atari",
         _options_table(AtariOptions.model_fields),
         "### wrappers.pixels",
-        "An image shows no velocities: algorithms without memory need `frame_stack` too. Drawing needs the extra `video` "
-        "for Gymnasium's classic control, and EGL or OSMesa for MuJoCo on a machine without a screen.",
+        "An image shows no velocities: algorithms without memory need `frame_stack` too. Drawing needs the extra "
+        "`video` for Gymnasium's classic control, and EGL or OSMesa for MuJoCo on a machine without a screen.",
         _options_table(PixelOptions.model_fields),
         "## execution",
         _options_table(Execution.model_fields),
