@@ -286,15 +286,24 @@ def test_the_cause_is_what_failed_first() -> None:
 
     def fails(function: Any) -> None:
         try:
-            raise RuntimeError("operation not permitted when stream is capturing")
+            function()
         finally:
             raise RuntimeError("failed due to a previous error during capture")
+
+    def refused(batch: Any) -> dict[str, torch.Tensor]:
+        raise RuntimeError("operation not permitted when stream is capturing")
 
     capture.__class__ = type("Failing", (RecordedCapture,), {"__call__": lambda self, function: fails(function)})
     for _ in range(GraphedGradient.WARM_UP):
         one.update(batch)
-    with pytest.warns(UserWarning, match=r"as a CUDA graph \(operation not permitted"):
-        one.update(batch)
+    plain, one.fast_gradient.gradient = one.fast_gradient.gradient, refused
+    with (
+        pytest.warns(UserWarning, match=r"as a CUDA graph \(operation not permitted"),
+        pytest.raises(RuntimeError, match="operation not permitted"),
+    ):
+        one.update(batch)  # it goes on without a capture, and is refused again
+    one.fast_gradient.gradient = plain
+    one.update(batch)
 
 
 @pytest.mark.parametrize("case", ["muzero", "gumbel", "continuous", "efficientzero"])

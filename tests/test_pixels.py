@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import pytest
+import torch
 
 from envs_for_tests import CounterEnv
-from rl_training import evaluate_checkpoint, load_policy, record_video
+from rl_training import TrainConfig, evaluate_checkpoint, load_policy, record_video
 from rl_training.config import PixelOptions
 from rl_training.envs.factory import make_envs
 from rl_training.envs.pixels import Pixels, scaled
 from rl_training.errors import InputError
+from rl_training.runtime.loading import check_config
 from test_cli import cli
 
 NAME = "DrawnForTests-v0"
@@ -40,8 +43,29 @@ class Drawn(CounterEnv):
         return np.full((40, 60, 3), (10 * self.episode, 10 * self.t, 7), np.uint8)
 
 
+class Undrawn(CounterEnv):
+    """Draws images, but its constructor has no render_mode."""
+
+    metadata: dict[str, Any] = {"render_modes": ["rgb_array"]}  # noqa: RUF012
+
+    def __init__(self) -> None:
+        super().__init__(length=3)
+
+
+MISSING = "PackageMissingForTests-v0"
+
+
+def __getattr__(name: str) -> Any:
+    """The environment of a package that is not installed: Gymnasium's own raise this error when they are imported."""
+    if name == "Missing":
+        raise gym.error.DependencyNotInstalled("no such package")
+    raise AttributeError(name)
+
+
 if NAME not in gym.registry:
     gym.register(NAME, Drawn)
+    gym.register("UndrawnForTests-v0", Undrawn)
+    gym.register(MISSING, f"{__name__}:Missing")
 
 
 def envs_of(num_envs: int = 1, *, env_id: str = NAME, backend: str = "auto", **wrappers: Any) -> Any:
@@ -128,7 +152,10 @@ def test_an_image_of_any_size_keeps_its_brightness(shape, grayscale):
     ("env_id", "kwargs", "error"),
     [
         ("TicTacToe-v0", {}, "TicTacToe-v0 draws no images: its render modes are ansi, and rgb_array is needed"),
-        (NAME, {"render_mode": "human"}, "env_kwargs.render_mode: wrappers.pixels needs 'rgb_array', got 'human'"),
+        (NAME, {"render_mode": "human"}, f"render_mode of {NAME}: wrappers.pixels needs 'rgb_array', got 'human'"),
+        ("UndrawnForTests-v0", {}, "the constructor of 'UndrawnForTests-v0' takes no 'render_mode': give it one"),
+        (MISSING, {}, "cannot be made: no such package"),
+        ("OnlyInEnvPool-v1", {"backend": "envpool"}, r"envpool"),
         ("CartPole-v1", {"backend": "vector"}, "takes no wrappers in vectorised form"),
         ("ALE/Pong-v5", {"wrappers": {"pixels": True, "atari": True}}, "wrappers.atari gives images already"),
     ],
@@ -138,6 +165,42 @@ def test_what_cannot_be_drawn_is_refused(env_id, kwargs, error):
         pytest.importorskip("ale_py")
     with pytest.raises(InputError, match=error):
         make_envs(env_id, num_envs=2, seed=0, env_kwargs={"wrappers": {"pixels": True}, **kwargs}, training=True)
+
+
+def test_workers_draw_after_the_parent_has_used_threads():
+    """A forked process has none of its parent's threads, and would wait for them."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        torch.ones(1 << 20).exp().sum()
+        kwargs = {"wrappers": {"pixels": True}, "backend": "async", "env_timeout": 20.0}
+        envs = make_envs("CartPole-v1", num_envs=2, seed=0, env_kwargs=kwargs, training=True)
+        assert envs.reset().shape == (2, 64, 64, 3)
+        envs.close()
+    finally:
+        torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize(
+    ("key", "wrappers", "expected"),
+    [
+        ("env_kwargs", {"wrappers": {"pixels": True}}, "egl"),
+        ("eval_env_kwargs", {"wrappers": {"pixels": {"size": 32}}}, "egl"),
+        ("env_kwargs", {"wrappers": {"pixels": False}}, None),
+    ],
+)
+def test_the_screen_is_given_up_before_a_module_is_imported(key, wrappers, expected, tmp_path, monkeypatch):
+    """MuJoCo chooses how it draws when it is imported."""
+    for name in ("DISPLAY", "WAYLAND_DISPLAY", "MUJOCO_GL", "SDL_VIDEODRIVER"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    module = f"draws_{key}_{expected}"
+    code = "import gymnasium, os\nSEEN = os.environ.get('MUJOCO_GL')\n"
+    code += f"gymnasium.register('{module}-v0', 'gymnasium.envs.classic_control:CartPoleEnv')\n"
+    (tmp_path / f"{module}.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    check_config(TrainConfig("ppo", f"{module}:{module}-v0", 100, **{key: wrappers}))
+    assert expected == importlib.import_module(module).SEEN
 
 
 def test_many_environments_are_not_vectorised():

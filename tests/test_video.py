@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 from typing import Any
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 
 import rl_training.runtime.video
+import rl_training.runtime.workflows
 from envs_for_tests import CounterEnv
 from rl_training import evaluate_checkpoint, load_policy, record_video, train
 from rl_training.envs.factory import make_envs
@@ -143,6 +145,21 @@ def test_wrong_files_and_numbers_are_refused(run_dir, tmp_path, monkeypatch):
     monkeypatch.setattr(rl_training.runtime.video, "find_spec", lambda name: None if "ffmpeg" in name else name)
     with pytest.raises(MissingPackage, match=r'imageio_ffmpeg: pip install "rl-training\[video\]"'):
         record_video(run_dir, tmp_path / "film.mp4")
+
+
+def test_the_screen_is_given_up_before_the_environment_s_module_is_imported(run_dir, tmp_path, monkeypatch):
+    for name in ("DISPLAY", "WAYLAND_DISPLAY", "MUJOCO_GL"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    seen = []
+    checked = rl_training.runtime.workflows.config_of
+    monkeypatch.setattr(
+        rl_training.runtime.workflows,
+        "config_of",
+        lambda *given, **options: [seen.append(os.environ.get("MUJOCO_GL")), checked(*given, **options)][1],
+    )
+    record_video(run_dir, tmp_path / "film.gif", num_episodes=1)
+    assert seen[0] == "egl"
 
 
 def test_the_speed_is_that_of_the_environment():

@@ -95,7 +95,7 @@ class AtariOptions(Options):
 class PixelOptions(Options):
     """Images of the environment as observations."""
 
-    size: Int = Field(64, ge=16, le=1_024, description="height and width of the image in pixels")
+    size: Int = Field(64, ge=16, le=1_024, description="height and width in pixels; what is not square is squeezed")
     grayscale: StrictBool = Field(False, description="grayscale images (1 channel) instead of RGB (3 channels)")
     keep_state: StrictBool = Field(
         False,
@@ -114,7 +114,7 @@ class Wrappers(Options):
     )
     atari: StrictBool | AtariOptions = Field(False, description="Atari preprocessing; true: with its defaults")
     pixels: StrictBool | PixelOptions = Field(
-        False, description="observe images of what the environment draws; true: with the defaults below"
+        False, description="observe images of what the environment draws; true: with its defaults"
     )
     frame_stack: Int | None = Field(
         None, ge=1, le=1_024, description="stack this many observations on a new first axis"

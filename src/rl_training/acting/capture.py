@@ -49,7 +49,7 @@ class CudaGraph:
             with torch.cuda.graph(self.graph):
                 self.output = function()
         except BaseException:
-            torch.cuda.set_stream(self.stream)  # a capture that fails leaves its own behind
+            torch.cuda.set_stream(self.stream)  # a failed capture does not restore it
             raise
         self.done = torch.cuda.Event()  # type: ignore[no-untyped-call]
 

@@ -21,7 +21,7 @@ from rl_training.models.rssm import BLOCKS, GROUPS
 from rl_training.ops.dreamer_steps import PLAIN, Steps
 
 Example = tuple[str, tuple[Tensor, ...]]  # the name of a step, and arguments
-MOST_OTHERS = 0.01  # share of samples that may differ
+MOST_OTHERS = 0.02  # share of samples that may differ
 Compile = Callable[..., Any]  # torch.compile or, in tests, another one
 
 
@@ -43,8 +43,8 @@ class Compiler:
 class Compiled:
     """A function that is compiled for each combination of shapes, strides and types by itself.
 
-    Torch compiles a function 8 times at most, here for the layers of one model, and runs it uncompiled from then on. It
-    counts by code object: each combination has a copy of the code.
+    Torch compiles a code object 8 times at most, and then runs it uncompiled. A model has more combinations, so each
+    has a copy of the code.
     """
 
     def __init__(self, function: Callable[..., Any], compiler: Compiler) -> None:
@@ -63,6 +63,8 @@ class Compiled:
             compiled = self.compiler.compile(own_code(self.function, len(self.made)), dynamic=False)
             try:
                 output = compiled(*tensors)
+            except torch.OutOfMemoryError:
+                raise
             except Exception as error:  # of torch's compiler, of Triton, or of the C compiler that Triton needs
                 self.compiler.fails(error)
             else:
@@ -104,7 +106,9 @@ def compare(path: StepsPath, given: list[Example]) -> None:
         expected = getattr(PLAIN, name)(*arguments)
         if name == "mixed_sample":  # a number next to a boundary may be rounded to its other side
             (found, sample), (expected, plain) = found, expected
-            assert (sample != plain).float().mean() < MOST_OTHERS, name
+            others = (sample != plain).view(*arguments[1].shape, -1).any(-1)  # [rows, GROUPS]
+            if others.float().mean() > MOST_OTHERS:
+                raise AssertionError(name)
         torch.testing.assert_close(found, expected, rtol=2e-2, atol=2e-2, msg=name)
 
 

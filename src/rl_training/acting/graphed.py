@@ -63,10 +63,19 @@ class GraphedGradient:
         """A capture runs nothing: where it fails, nothing has changed, and the function goes on as it is."""
         self.captures += 1
         self.batch = tree_map(torch.clone, batch)
+        errors: list[Exception] = []
+
+        def gradient() -> dict[str, Tensor]:
+            try:
+                return self.gradient(self.batch)
+            except Exception as error:
+                errors.append(error)
+                raise
+
         try:
-            return self.capture(lambda: self.gradient(self.batch))
+            return self.capture(gradient)
         except Exception as error:
-            first = error.__context__ or error  # what failed, before the end of the capture did
+            first = [*errors, error][0]  # to end a failed capture raises another
             cause = (str(first).strip() or type(first).__name__).splitlines()[0]
             warnings.warn(f"a gradient cannot be captured as a CUDA graph ({cause}): it runs slower", stacklevel=2)
             self.can_capture, self.batch = False, {}

@@ -143,10 +143,10 @@ def make_envs(
         check_env_id(env_id)
     if plan.atari:
         _check_atari(plan)
-    if plan.pixels:
-        _check_pixels(plan)
     backend = choose_backend(plan) if options.backend == "auto" else options.backend
     try:
+        if plan.pixels and backend != "envpool":
+            _check_pixels(plan)
         envs = BACKENDS[backend](plan)
         envs.env_id, envs.frame_stack = env_id, plan.wrappers.frame_stack or 1
         return envs
@@ -203,8 +203,11 @@ def _check_atari(plan: EnvPlan) -> None:
 def _check_pixels(plan: EnvPlan) -> None:
     if plan.atari:
         raise InputError("wrappers.pixels: wrappers.atari gives images already, remove one of them")
-    if plan.kwargs.get("render_mode", MODE) != MODE:
-        raise InputError(f"env_kwargs.render_mode: wrappers.pixels needs {MODE!r}, got {plan.kwargs['render_mode']!r}")
+    if plan.kwargs.get("render_mode") not in (None, MODE):
+        raise InputError(
+            f"render_mode of {plan.env_id}: wrappers.pixels needs {MODE!r}, got {plan.kwargs['render_mode']!r}: "
+            "leave it out"
+        )
     check_draws(plan.env_id, _spec(plan.env_id))
 
 
@@ -377,6 +380,8 @@ def _missing_package(env_id: str, error: Exception) -> MissingPackage:
 
 def _bad_keyword(plan: EnvPlan, error: TypeError) -> Exception:
     found = re.search(r"(?:unexpected keyword argument|multiple values for (?:keyword )?argument) '(\w+)'", str(error))
+    if found and found[1] == "render_mode" and plan.pixels:
+        return InputError(f"wrappers.pixels: the constructor of {plan.env_id!r} takes no 'render_mode': give it one")
     if not found or found[1] not in plan.kwargs:
         return error
     where = "env_kwargs" if plan.training else "env_kwargs or eval_env_kwargs"

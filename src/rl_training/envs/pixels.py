@@ -21,15 +21,18 @@ LUMINANCE = np.array([0.299, 0.587, 0.114], np.float32)  # of red, green and blu
 class Pixels(gym.ObservationWrapper):
     """Observes an image [size, size, C], or a Dict of it and the environment's own observation."""
 
-    def __init__(self, env: gym.Env, options: PixelOptions) -> None:
+    def __init__(self, env: gym.Env, options: PixelOptions | None = None) -> None:
         super().__init__(env)
-        self.options = options
+        self.options = options = options or PixelOptions.model_validate({})
         shape = (options.size, options.size, 1 if options.grayscale else 3)
         self.observation_space: gym.Space = gym.spaces.Box(0, 255, shape, np.uint8)
         if options.keep_state:
             parts = parts_of(env.observation_space, env.observation_space)
             if PIXELS in parts:
-                raise InputError("wrappers.pixels.keep_state: the environment's observation has a key 'pixels' already")
+                raise InputError(
+                    "wrappers.pixels.keep_state: the environment's observation has a key 'pixels' already: rename it, "
+                    "or leave keep_state out"
+                )
             self.observation_space = gym.spaces.Dict({**parts, PIXELS: self.observation_space})
 
     def observation(self, observation: Any) -> Any:

@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 
 import gymnasium as gym
 import numpy as np
+import torch
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode
 from gymnasium.vector.async_vector_env import AsyncState, _async_worker
 
@@ -173,6 +174,7 @@ def kill_all(processes: Sequence[Any]) -> None:
 def run_worker(env_id: str, index: int, make: Callable[[], gym.Env], pipe: Any, *others: Any) -> None:
     """The main function of a worker. It prints nothing: the parent reports errors."""
     ignore_signals()
+    torch.set_num_threads(1)  # the parent's threads do not survive a fork: a worker would wait for them
     threading.Thread(target=end_with_parent, daemon=True).start()
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
         try:

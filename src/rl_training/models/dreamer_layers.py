@@ -31,9 +31,7 @@ def linear(fan_in: int, fan_out: int, scale: float = 1.0) -> nn.Linear:
 
 
 def convolution(fan_in: int, fan_out: int, kernel: int) -> nn.Conv2d:
-    """Its weights are channels last in memory, and so are its outputs: with few channels that is much faster."""
     layer = nn.Conv2d(fan_in, fan_out, kernel, padding=kernel // 2)
-    layer.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     init_weight(layer.weight, fan_in * kernel * kernel)
     assert layer.bias is not None
     nn.init.zeros_(layer.bias)

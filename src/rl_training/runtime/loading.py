@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from rl_training.algorithms.base import without_effect
 from rl_training.config import LONGEST_ENV_ID, MOST_STEPS, EnvOptions, Execution, Options, TrainConfig
 from rl_training.envs.factory import check_env_id
+from rl_training.envs.rendering import without_screen
 from rl_training.errors import (
     ConfigError,
     Document,
@@ -109,6 +110,8 @@ def check(data: Mapping[str, Any], *, allow_import: bool, needs_env: bool = True
     """All problems but wrong types of top-level keys, which TrainConfig reports: such keys are skipped here."""
     device, callbacks = data.get("device", "auto"), data.get("callbacks")
     env_id = data.get("env_id") if needs_env else None
+    if _draws(data):
+        without_screen()  # before modules that register environments are imported
     return [
         *_check_algorithm(data),
         *_check_env_ids(env_id, allow_import),
@@ -167,6 +170,15 @@ def _check_env_id(env_id: Any, path: tuple[str | int, ...], allow_import: bool) 
     except InputError as error:
         return [Problem(path, str(error))]
     return []
+
+
+def _draws(data: Mapping[str, Any]) -> bool:
+    """Whether an environment gives images; of a config that may have other mistakes."""
+    given = [data.get(key) for key in ("env_kwargs", "eval_env_kwargs")]
+    common = [kwargs for kwargs in given if isinstance(kwargs, Mapping)]
+    of_tasks = [own for kwargs in common for own in kwargs.values() if isinstance(own, Mapping)]
+    wrappers = [kwargs.get("wrappers") for kwargs in (*common, *of_tasks)]
+    return any(isinstance(each, Mapping) and each.get("pixels") for each in wrappers)
 
 
 def _check_several(data: Mapping[str, Any]) -> list[Problem]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
 
+from rl_training.envs.rendering import without_screen
 from rl_training.envs.runner import FinishedEpisode
 from rl_training.errors import InputError
 from rl_training.runtime.evaluation import play
@@ -41,6 +42,7 @@ def record_video(
     """
     if num_episodes < 1:
         raise InputError(f"num_episodes should be at least 1, got {num_episodes}")
+    without_screen()  # before modules that register environments are imported
     player, config, number = open_player(checkpoint, task=task, best=best, device=device, allow_import=allow_import)
     if seed is not None:
         config = dataclasses.replace(config, seed=seed)

@@ -116,7 +116,8 @@ def reference() -> str:
         _options_table(AtariOptions.model_fields),
         "### wrappers.pixels",
         "An image shows no velocities: algorithms without memory need `frame_stack` too. Drawing needs the extra "
-        "`video` for Gymnasium's classic control, and EGL or OSMesa for MuJoCo on a machine without a screen.",
+        "`video` for Gymnasium's classic control, and EGL or OSMesa for MuJoCo on a machine without a screen. "
+        "In a loop of your own, `rl_training.envs.pixels.Pixels(env)` gives the same images.",
         _options_table(PixelOptions.model_fields),
         "## execution",
         _options_table(Execution.model_fields),

@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple
 
 from rl_training.config import TrainConfig
 from rl_training.data.normalize import Normalizer
+from rl_training.envs.rendering import without_screen
 from rl_training.envs.spaces import ObservationLayout, action_map, sizes
 from rl_training.envs.tasks import SavedSpaces, Together, make_normalizer, spaces_from_json
 from rl_training.errors import CheckpointError, InputError, nearest
@@ -145,6 +146,8 @@ def play_checkpoint(
     environments and actions, by default that of the run. video: an .mp4 or .gif file for the first environment.
     """
     checkpoint = open_checkpoint(best_of(path) if best else path, ACTING)
+    if video is not None:
+        without_screen()  # before modules that register environments are imported
     config = config_of(checkpoint, allow_import=allow_import, device=device, num_threads="auto")
     only = None if task is None and video is None else task_number(checkpoint, config, task)
     seeded = config if seed is None else dataclasses.replace(config, seed=seed)
