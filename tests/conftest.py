@@ -143,8 +143,10 @@ def learning_rates(algo: str, value: Any) -> dict[str, Any]:
 
 
 def pytest_configure() -> None:
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background job, and all that it starts
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    # A shell's background job, and all that it starts, ignores the first; under nohup it ignores the second.
+    for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, handler)
     if "PYTEST_XDIST_WORKER" in os.environ:
         compile_in_turn()
 
