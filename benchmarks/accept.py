@@ -166,7 +166,7 @@ from rl_training.envs.runner import EpisodeStatistics
 path, seed, episodes, out = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
 (limited, window), steps = json.loads(sys.argv[5]), sys.argv[6:]
 words = [f"seed={seed}", f"output_dir={out}", "eval_interval=0", *steps]
-ended, played, add = [], 0, EpisodeStatistics.add  # (env step, return) of the episodes of training
+ended, played, add = [], 0, EpisodeStatistics.add  # (env step, return); evaluation comes last
 def note(statistics, step):
     global played
     add(statistics, step)

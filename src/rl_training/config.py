@@ -95,7 +95,7 @@ class AtariOptions(Options):
 class PixelOptions(Options):
     """Images of the environment as observations."""
 
-    size: Int = Field(64, ge=16, le=1_024, description="height and width in pixels; what is not square is squeezed")
+    size: Int = Field(64, ge=16, le=1_024, description="height and width in pixels; images are squeezed to a square")
     grayscale: StrictBool = Field(False, description="grayscale images (1 channel) instead of RGB (3 channels)")
     keep_state: StrictBool = Field(
         False,

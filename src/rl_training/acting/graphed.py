@@ -75,7 +75,7 @@ class GraphedGradient:
         try:
             return self.capture(gradient)
         except Exception as error:
-            first = [*errors, error][0]  # to end a failed capture raises another
+            first = errors[0] if errors else error  # ending a failed capture raises another error
             cause = (str(first).strip() or type(first).__name__).splitlines()[0]
             warnings.warn(f"a gradient cannot be captured as a CUDA graph ({cause}): it runs slower", stacklevel=2)
             self.can_capture, self.batch = False, {}

@@ -10,7 +10,7 @@ import gymnasium as gym
 from rl_training.config import EnvOptions
 from rl_training.envs.episodes import Envs, Episodes, SyncEnvs
 from rl_training.envs.factory import check_env_id, spec_of
-from rl_training.envs.rendering import MODE, check_draws, image_of, without_screen
+from rl_training.envs.rendering import MODE, check_draws, image_of
 from rl_training.types import Array
 
 USUAL_FPS = 30  # where an environment does not say how fast it is
@@ -61,7 +61,6 @@ def filmed_kwargs(env_id: str, env_kwargs: Mapping[str, Any]) -> dict[str, Any]:
 
     An InputError if it declares that it cannot.
     """
-    without_screen()
     check_env_id(env_id)
     check_draws(env_id, spec_of(env_id))
     return {**env_kwargs, "backend": "sync", "render_mode": MODE}

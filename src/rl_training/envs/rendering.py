@@ -49,13 +49,7 @@ def image_of(env: gym.Env) -> Array:
         remedy = "; on a machine without a screen MuJoCo draws with MUJOCO_GL=egl or MUJOCO_GL=osmesa"
         remedy = remedy if "mujoco" in type(error).__module__ or "gl" in str(error).lower() else ""
         raise InputError(f"{name} cannot be drawn: {type(error).__name__}: {error}{remedy}") from error
-    if not (
-        isinstance(image, np.ndarray)
-        and image.dtype == np.uint8
-        and image.ndim == 3
-        and image.shape[2] == 3
-        and image.size
-    ):
+    if not (isinstance(image, np.ndarray) and image.dtype == np.uint8 and image.shape[2:] == (3,) and image.size):
         got = f"an array {image.shape} of {image.dtype}" if isinstance(image, np.ndarray) else type(image).__name__
         raise InputError(
             f"{name} cannot be drawn: render() should give bytes [height, width, 3], got {got}; correct it in a wrapper"

@@ -146,7 +146,7 @@ def make_part(space: gym.Space) -> Part:
 
 
 def interleaved(images: Tensor) -> Tensor:
-    """Images [B, C, H, W] with channels last in memory: few channels are convolved several times as fast so."""
+    """Images [B, C, H, W] with channels last in memory, where convolutions of few channels are faster."""
     return images.contiguous(memory_format=torch.channels_last)
 
 

@@ -110,7 +110,7 @@ def check(data: Mapping[str, Any], *, allow_import: bool, needs_env: bool = True
     """All problems but wrong types of top-level keys, which TrainConfig reports: such keys are skipped here."""
     device, callbacks = data.get("device", "auto"), data.get("callbacks")
     env_id = data.get("env_id") if needs_env else None
-    if _draws(data):
+    if needs_env and _draws(data):
         without_screen()  # before modules that register environments are imported
     return [
         *_check_algorithm(data),
